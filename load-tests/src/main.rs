@@ -1,0 +1,3 @@
+//! The `regent-load` binary.
+
+fn main() {}

@@ -1,0 +1,8 @@
+//! Regent: a message broker on PostgreSQL that speaks the Queen MQ 1.x HTTP protocol.
+//!
+//! ```text
+//! main -> app -> http -> broker -> store -> PostgreSQL
+//!                  \________\________\____-> ids, clock, metrics, config   (leaves: they import no layer)
+//! ```
+
+pub mod ids;

@@ -1,0 +1,3 @@
+//! The `regent` binary.
+
+fn main() {}
