@@ -3,14 +3,16 @@
 
 CREATE SCHEMA IF NOT EXISTS queen;
 
--- One row. The tag makes partition and queue ids of this database recognisable on the wire.
+-- One row. The tag makes ids of this database recognisable on the wire, the secret keeps their order from showing.
 CREATE TABLE queen.meta (
     one        boolean PRIMARY KEY DEFAULT true CHECK (one),
     id_tag     bigint NOT NULL,
+    id_secret  bigint NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO queen.meta (id_tag)
-VALUES (('x' || translate(left(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint);
+INSERT INTO queen.meta (id_tag, id_secret)
+VALUES (('x' || translate(left(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint,
+        ('x' || right(gen_random_uuid()::text, 12))::bit(48)::bigint);
 
 CREATE TABLE queen.queues (
     id                              int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -117,6 +119,14 @@ CREATE TABLE queen.log_consumers (
     PRIMARY KEY (partition_id, group_id)
 ) WITH (fillfactor = 70, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.02,
         autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+
+-- The partitions of a lease that spans several. A lease on one partition names it in its own id (src/ids.rs), so
+-- that extending a lease never searches the cursors. Expired rows are purged in the background.
+CREATE TABLE queen.leases (
+    id            uuid PRIMARY KEY,
+    partition_ids bigint[] NOT NULL,
+    expires_at    timestamptz NOT NULL
+);
 
 -- A snapshot of what was given up. No foreign key: it outlives retention.
 CREATE TABLE queen.dead_letters (

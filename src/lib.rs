@@ -6,3 +6,4 @@
 //! ```
 
 pub mod ids;
+pub mod store;
