@@ -5,5 +5,6 @@
 //!                  \________\________\____-> ids, clock, metrics, config   (leaves: they import no layer)
 //! ```
 
+pub mod broker;
 pub mod ids;
 pub mod store;

@@ -1,0 +1,3 @@
+//! The domain: actors, decisions, policies. It knows no HTTP and no SQL.
+
+pub mod segment;
