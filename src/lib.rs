@@ -6,5 +6,6 @@
 //! ```
 
 pub mod broker;
+pub mod http;
 pub mod ids;
 pub mod store;
