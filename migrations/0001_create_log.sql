@@ -14,9 +14,13 @@ INSERT INTO queen.meta (id_tag, id_secret)
 VALUES (('x' || translate(left(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint,
         ('x' || right(gen_random_uuid()::text, 12))::bit(48)::bigint);
 
+-- The tenant of every request that names none (spec/security-operations.md §3.1).
+CREATE FUNCTION queen.default_tenant() RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN '00000000-0000-0000-0000-000000000001'::uuid;
+
 CREATE TABLE queen.queues (
     id                              int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant                          uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000001',
+    tenant                          uuid NOT NULL DEFAULT queen.default_tenant(),
     name                            text COLLATE "C" NOT NULL,
     namespace                       text COLLATE "C" NOT NULL DEFAULT '',
     task                            text COLLATE "C" NOT NULL DEFAULT '',
@@ -131,7 +135,7 @@ CREATE TABLE queen.leases (
 -- A snapshot of what was given up. No foreign key: it outlives retention.
 CREATE TABLE queen.dead_letters (
     id                 uuid PRIMARY KEY,
-    tenant             uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000001',
+    tenant             uuid NOT NULL DEFAULT queen.default_tenant(),
     queue_id           int NOT NULL,
     partition_id       bigint NOT NULL,
     log_offset         bigint NOT NULL,

@@ -7,4 +7,5 @@
 
 pub mod broker;
 pub mod ids;
+pub mod metrics;
 pub mod store;
