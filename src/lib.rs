@@ -6,6 +6,7 @@
 //! ```
 
 pub mod broker;
+pub mod http;
 pub mod ids;
 pub mod metrics;
 pub mod store;
