@@ -5,5 +5,9 @@
 //!                  \________\________\____-> ids, clock, metrics, config   (leaves: they import no layer)
 //! ```
 
+pub mod clock;
+pub mod config;
 pub mod ids;
+pub mod shutdown;
 pub mod store;
+pub mod telemetry;
