@@ -21,6 +21,9 @@ pub enum BrokerError {
     /// PostgreSQL cannot be reached (503 and `Retry-After`).
     #[error("no database connection")]
     NoDatabase(#[source] StoreError),
+    /// The database has not been reached since this broker started (503 and `Retry-After`).
+    #[error("no database connection")]
+    NotYet,
     /// PostgreSQL refused, or stored data does not decode (500).
     #[error("{0}")]
     Failed(String),

@@ -45,7 +45,9 @@ impl IntoResponse for ApiError {
                 tracing::warn!(%source, "no database connection");
                 retry_after(envelope(StatusCode::SERVICE_UNAVAILABLE, "no database connection"), 1)
             }
-            BrokerError::Stopping => retry_after(envelope(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()), 1),
+            BrokerError::NotYet | BrokerError::Stopping => {
+                retry_after(envelope(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()), 1)
+            }
             BrokerError::Failed(text) => {
                 tracing::error!(error = text, "request failed");
                 // SDK consume loops go on after a failed pop only if the text says "connection".

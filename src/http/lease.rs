@@ -22,7 +22,7 @@ pub async fn extend(
         .ok()
         .and_then(|body| body.get("seconds").and_then(Value::as_i64))
         .unwrap_or(SECONDS_DEFAULT);
-    let extension = state.broker.extend_lease(&lease, seconds).await?;
+    let extension = state.broker()?.extend_lease(&lease, seconds).await?;
     let expires_at = extension.expires_at.map(timestamp);
     Ok(Json(json!({
         "leaseId": lease,

@@ -64,7 +64,7 @@ pub async fn push(State(state): State<AppState>, body: Bytes) -> Result<Response
     let parsed: Body<'_> =
         serde_json::from_slice(&body).map_err(|error| ApiError::bad_body(diagnose(&body, &error)))?;
     let items: Vec<PushItem<'_>> = parsed.items.iter().enumerate().map(item_of).collect::<Result<_, _>>()?;
-    let results = if items.is_empty() { Vec::new() } else { state.broker.push(&items, None).await? };
+    let results = if items.is_empty() { Vec::new() } else { state.broker()?.push(&items, None).await? };
     let body = render(&items, &results);
     Ok((StatusCode::CREATED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
 }

@@ -28,10 +28,10 @@ pub async fn configure(State(state): State<AppState>, body: Bytes) -> Result<Res
         }
     };
     check_name("queue", &request.queue)?;
-    let queue = state.broker.configure(&request).await?;
+    let queue = state.broker()?.configure(&request).await?;
     Ok(Json(json!({
         "configured": true,
-        "queueId": state.broker.ids().queue(queue.id),
+        "queueId": state.broker()?.ids().queue(queue.id),
         "partitionId": null,
         "queue": queue.name,
         "namespace": queue.options.namespace,
@@ -45,7 +45,7 @@ pub async fn configure(State(state): State<AppState>, body: Bytes) -> Result<Res
 /// Removes a queue and everything keyed to it. An unknown queue is no error: clients delete before they create.
 pub async fn delete(State(state): State<AppState>, Path(queue): Path<String>) -> Result<Response, ApiError> {
     check_name("queue", &queue)?;
-    let body = if state.broker.delete_queue(&queue).await? {
+    let body = if state.broker()?.delete_queue(&queue).await? {
         json!({"deleted": true, "queue": queue, "existed": true})
     } else {
         json!({"deleted": false, "queue": queue, "existed": false,

@@ -129,7 +129,8 @@ impl AppendTx {
     }
 
     /// Stores the segments and their hashes and moves the allocators. All segments of one partition carry one commit
-    /// time, stamped here, under the lock, and never before the partition's last one (I7).
+    /// time, stamped here, under the lock, and never before the partition's last one (I7): `statement_timestamp()` is one
+    /// instant for the whole statement, which starts after the locks were granted.
     pub async fn insert_segments(&mut self, segments: &[NewSegment]) -> StoreResult<()> {
         let ids: Vec<i64> = segments.iter().map(|s| s.partition.0).collect();
         let bases: Vec<i64> = segments.iter().map(|s| s.base_offset.0).collect();
@@ -138,25 +139,26 @@ impl AppendTx {
         let hashes: Vec<Vec<u8>> = segments.iter().map(|s| pack_hashes(&s.hashes)).collect();
         let frames: Vec<&[u8]> = segments.iter().map(|s| s.frames.as_slice()).collect();
         let stored: i64 = sqlx::query_scalar(
-            "WITH new AS MATERIALIZED ( \
-               SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $5::bytea[], $6::bytea[]) \
-                 AS u (partition_id, base_offset, message_count, payload_bytes, hashes, frames)), \
-             stamp AS MATERIALIZED ( \
-               SELECT p.id, greatest(clock_timestamp(), p.last_write_at) AS at, n.last_offset \
-               FROM (SELECT partition_id, max(base_offset + message_count - 1) AS last_offset \
-                     FROM new GROUP BY partition_id) n \
-               JOIN queen.log_partitions p ON p.id = n.partition_id), \
-             segments AS ( \
+            "WITH segments AS ( \
                INSERT INTO queen.log_segments (partition_id, base_offset, created_at, message_count, payload_bytes, \
                  frames) \
-               SELECT n.partition_id, n.base_offset, s.at, n.message_count, n.payload_bytes, n.frames \
-               FROM new n JOIN stamp s ON s.id = n.partition_id), \
+               SELECT n.partition_id, n.base_offset, greatest(statement_timestamp(), p.last_write_at), \
+                 n.message_count, n.payload_bytes, n.frames \
+               FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $6::bytea[]) \
+                 AS n (partition_id, base_offset, message_count, payload_bytes, frames) \
+               JOIN queen.log_partitions p ON p.id = n.partition_id), \
              txns AS ( \
                INSERT INTO queen.log_txns (partition_id, base_offset, created_at, hashes) \
-               SELECT n.partition_id, n.base_offset, s.at, n.hashes FROM new n JOIN stamp s ON s.id = n.partition_id), \
+               SELECT n.partition_id, n.base_offset, greatest(statement_timestamp(), p.last_write_at), n.hashes \
+               FROM unnest($1::bigint[], $2::bigint[], $5::bytea[]) AS n (partition_id, base_offset, hashes) \
+               JOIN queen.log_partitions p ON p.id = n.partition_id), \
              moved AS ( \
-               UPDATE queen.log_partitions p SET last_offset = s.last_offset, last_write_at = s.at \
-               FROM stamp s WHERE p.id = s.id AND p.last_offset < s.last_offset RETURNING p.id) \
+               UPDATE queen.log_partitions p SET last_offset = n.last_offset, \
+                 last_write_at = greatest(statement_timestamp(), p.last_write_at) \
+               FROM (SELECT partition_id, max(base_offset + message_count - 1) AS last_offset \
+                     FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, base_offset, message_count) \
+                     GROUP BY partition_id) n \
+               WHERE p.id = n.partition_id AND p.last_offset < n.last_offset RETURNING p.id) \
              SELECT count(*) FROM moved",
         )
         .bind(&ids)
