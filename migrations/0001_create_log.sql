@@ -71,7 +71,7 @@ CREATE TABLE queen.log_segments (
     writer        xid8 NOT NULL DEFAULT pg_current_xact_id(),
     message_count int NOT NULL,
     payload_bytes int NOT NULL,
-    frames        bytea STORAGE EXTERNAL NOT NULL,
+    frames        bytea NOT NULL,
     PRIMARY KEY (partition_id, base_offset)
 ) WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_insert_scale_factor = 0.3,
         toast.vacuum_truncate = off, toast.autovacuum_vacuum_scale_factor = 0.1,
@@ -82,12 +82,16 @@ CREATE TABLE queen.log_txns (
     partition_id bigint NOT NULL,
     base_offset  bigint NOT NULL,
     created_at   timestamptz NOT NULL,
-    hashes       bytea STORAGE EXTERNAL NOT NULL,
+    hashes       bytea NOT NULL,
     PRIMARY KEY (partition_id, base_offset),
     CHECK (octet_length(hashes) % 16 = 0)
 ) WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_insert_scale_factor = 0.3,
         toast.vacuum_truncate = off, toast.autovacuum_vacuum_scale_factor = 0.1,
         toast.autovacuum_vacuum_insert_scale_factor = 0.3);
+
+-- Frames and hashes come compressed or incompressible: TOAST must not try again.
+ALTER TABLE queen.log_segments ALTER COLUMN frames SET STORAGE EXTERNAL;
+ALTER TABLE queen.log_txns ALTER COLUMN hashes SET STORAGE EXTERNAL;
 
 -- A group of a queue. `mode` is null until its first wildcard or discovery pop registers it (spec/push-pop.md §7.10).
 CREATE TABLE queen.consumer_groups (
