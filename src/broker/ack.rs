@@ -53,13 +53,15 @@ struct Inner {
     listener: Arc<dyn ReleaseListener>,
 }
 
+impl std::fmt::Debug for AckPipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AckPipeline").finish_non_exhaustive()
+    }
+}
+
 impl AckPipeline {
     /// Starts the path. `listener` hears of every (partition, group) that an ack made claimable, after COMMIT.
-    pub fn start(
-        store: Arc<dyn AckStore>,
-        settings: AckSettings,
-        listener: Arc<dyn ReleaseListener>,
-    ) -> AckPipeline {
+    pub fn start(store: Arc<dyn AckStore>, settings: AckSettings, listener: Arc<dyn ReleaseListener>) -> AckPipeline {
         let settler = Settler::new(store.clone(), settings.checkout_timeout, settings.lookup_timeout);
         AckPipeline { inner: Arc::new(Inner { store, settler, listener }) }
     }

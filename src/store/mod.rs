@@ -4,9 +4,14 @@
 //! sorts them first. `now` is `clock_timestamp()` of the database: it alone judges leases and stamps segments.
 
 pub mod acks;
+pub mod cursors;
 pub mod dead_letters;
 pub mod error;
+pub mod groups;
+pub mod messages;
 pub mod migrate;
+pub mod partitions;
+pub mod queues;
 
 pub use error::{StoreError, StoreResult};
 

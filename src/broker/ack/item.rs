@@ -1,7 +1,6 @@
 //! Ack items and their answers.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use thiserror::Error;
 use uuid::Uuid;
@@ -9,6 +8,7 @@ use uuid::Uuid;
 use crate::broker::ack_decision::AckStatus;
 use crate::ids::{GroupId, LeaseId, PartitionId, TransactionHash};
 
+pub use crate::broker::ready_group::Release;
 pub use crate::store::acks::LeaseClaim;
 
 impl LeaseClaim {
@@ -114,15 +114,6 @@ impl AckAnswer {
     pub fn refused(error: AckError) -> AckAnswer {
         AckAnswer { outcome: Err(error), lease_released: false, conflated: None }
     }
-}
-
-/// When the (partition, group) whose lease an ack ended may be claimed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
-    /// Now.
-    AtOnce,
-    /// After `retryDelay`.
-    NotBefore(Instant),
 }
 
 /// Told, after COMMIT, whenever an ack made a (partition, group) claimable, so that parked pops wake.

@@ -3,9 +3,7 @@
 use futures_util::future::BoxFuture;
 
 use crate::ids::{IdSpace, Offset, PartitionId};
-use crate::store::acks::{
-    CursorWrite, Guard, HashRow, LeaseClaim, OnLocked, PositionalAdvance, SpanRead,
-};
+use crate::store::acks::{CursorWrite, Guard, HashRow, LeaseClaim, OnLocked, PositionalAdvance, SpanRead};
 use crate::store::dead_letters::{LetterSource, NewDeadLetter};
 use crate::store::{Store, StoreResult};
 
@@ -21,18 +19,11 @@ pub trait AckStore: Send + Sync + 'static {
         lease: LeaseClaim,
     ) -> BoxFuture<'a, StoreResult<Option<SpanRead>>>;
     /// [`Store::read_hashes`].
-    fn read_hashes(
-        &self,
-        partition: PartitionId,
-        from: Offset,
-        to: Offset,
-    ) -> BoxFuture<'_, StoreResult<Vec<HashRow>>>;
+    fn read_hashes(&self, partition: PartitionId, from: Offset, to: Offset)
+    -> BoxFuture<'_, StoreResult<Vec<HashRow>>>;
     /// [`Store::letter_source`].
-    fn letter_source(
-        &self,
-        partition: PartitionId,
-        offset: Offset,
-    ) -> BoxFuture<'_, StoreResult<Option<LetterSource>>>;
+    fn letter_source(&self, partition: PartitionId, offset: Offset)
+    -> BoxFuture<'_, StoreResult<Option<LetterSource>>>;
     /// [`Store::settle`].
     fn settle<'a>(
         &'a self,

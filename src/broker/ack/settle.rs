@@ -250,12 +250,7 @@ impl Settler {
 
     /// Writes a decision. A lost answer is found out by writing again: the guard lets it land once. If it then does not
     /// hold, the first attempt may have landed or another writer was there, and nobody can tell which.
-    async fn write(
-        &self,
-        guard: &Guard,
-        write: &CursorWrite,
-        letter: Option<&NewDeadLetter>,
-    ) -> StoreResult<Written> {
+    async fn write(&self, guard: &Guard, write: &CursorWrite, letter: Option<&NewDeadLetter>) -> StoreResult<Written> {
         match self.store.settle(guard, write, letter).await {
             Ok(true) => Ok(Written::Landed),
             Ok(false) => Ok(Written::Raced),
@@ -315,9 +310,7 @@ fn policy_of(row: &CursorRow) -> RetryPolicy {
 fn write_of(effect: &Effect, row: &CursorRow) -> CursorWrite {
     let not_before = match effect {
         Effect::Nothing | Effect::Advance { .. } | Effect::Redeliver { charged: false, .. } => NotBefore::Keep,
-        Effect::Redeliver { charged: true, .. } => {
-            policy_of(row).retry_delay.map_or(NotBefore::Keep, NotBefore::After)
-        }
+        Effect::Redeliver { charged: true, .. } => policy_of(row).retry_delay.map_or(NotBefore::Keep, NotBefore::After),
         Effect::Finish { .. } | Effect::GiveUp { .. } | Effect::Unfileable { .. } => NotBefore::Clear,
     };
     CursorWrite {
@@ -331,10 +324,11 @@ fn write_of(effect: &Effect, row: &CursorRow) -> CursorWrite {
 fn change_of(row: &CursorRow, effect: &Effect) -> Change {
     let release = match effect {
         Effect::Nothing | Effect::Advance { .. } => None,
+        Effect::Finish { .. } => Some(Release::Finished),
         Effect::Redeliver { charged: true, .. } => Some(
-            policy_of(row).retry_delay.map_or(Release::AtOnce, |delay| Release::NotBefore(Instant::now() + delay)),
+            policy_of(row).retry_delay.map_or(Release::Redeliver, |delay| Release::RedeliverAt(Instant::now() + delay)),
         ),
-        _ => Some(Release::AtOnce),
+        Effect::Redeliver { .. } | Effect::GiveUp { .. } | Effect::Unfileable { .. } => Some(Release::Redeliver),
     };
     Change { group: row.group, holder: row.lease.map(|lease| lease.worker), release }
 }

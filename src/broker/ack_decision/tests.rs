@@ -117,7 +117,14 @@ struct Model {
     released: bool,
 }
 
-fn model(start: usize, batch_end: Option<usize>, retry_count: i32, policy: RetryPolicy, len: usize, items: &[ResolvedItem]) -> Model {
+fn model(
+    start: usize,
+    batch_end: Option<usize>,
+    retry_count: i32,
+    policy: RetryPolicy,
+    len: usize,
+    items: &[ResolvedItem],
+) -> Model {
     let mut completed = vec![false; len];
     let mut signals: Vec<Option<Signal>> = vec![None; len];
     for item in items {

@@ -30,7 +30,8 @@ fn a_full_item_is_read() {
 
 #[test]
 fn null_and_empty_are_absent() {
-    let null = r#"{"transactionId":null,"partitionId":null,"status":null,"consumerGroup":null,"leaseId":null,"error":null}"#;
+    let null =
+        r#"{"transactionId":null,"partitionId":null,"status":null,"consumerGroup":null,"leaseId":null,"error":null}"#;
     for body in ["{}", null, r#"{"consumerGroup":"","leaseId":"","error":""}"#] {
         let request = single(body.as_bytes()).unwrap();
         assert_eq!(request.group, QUEUE_MODE_GROUP);
@@ -75,7 +76,8 @@ fn a_wrong_type_names_item_and_field() {
 #[test]
 fn what_is_no_batch_is_refused() {
     assert!(refusal("{}").contains("missing field `acknowledgments`"));
-    for body in ["[]", "7", "\"x\"", "null", "", "{", "{}x", r#"{"acknowledgments":null}"#, r#"{"acknowledgments":{}}"#] {
+    for body in ["[]", "7", "\"x\"", "null", "", "{", "{}x", r#"{"acknowledgments":null}"#, r#"{"acknowledgments":{}}"#]
+    {
         assert!(batch(body.as_bytes()).is_err(), "{body}");
     }
     assert!(single(b"[]").is_err());
