@@ -189,7 +189,7 @@ const READ_SPAN: &str = "SELECT c.group_id, c.committed, c.batch_end, c.worker_i
       coalesce(c.lease_expires_at > now.at, false) AS live, c.batch_retry_count, p.txns_start, p.last_offset, \
       q.retry_limit, q.retry_delay, q.dead_letter_queue OR q.dlq_after_max_retries AS dead_letters, g.conflation, \
       low.lo, span.hi, pages.bases, pages.hashes \
-    FROM (SELECT clock_timestamp() AS at) now, queen.log_partitions p \
+    FROM (SELECT clock_timestamp() AS at) now CROSS JOIN queen.log_partitions p \
     JOIN queen.queues q ON q.id = p.queue_id \
     JOIN queen.consumer_groups g ON g.queue_id = p.queue_id AND g.name = $2 \
     JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = g.id \

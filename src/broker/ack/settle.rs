@@ -369,7 +369,7 @@ fn refuse(group: &Group, error: AckError) -> Settled {
 
 /// A failed read or a refused write: nothing was committed.
 fn error_of(error: StoreError) -> AckError {
-    if error.is_connection() { AckError::Pool } else { AckError::Database(error.to_string().into()) }
+    if error.is_connection() { AckError::Pool } else { AckError::Database(error.message().into()) }
 }
 
 /// Text that PostgreSQL can hold, of bounded length.
