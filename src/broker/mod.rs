@@ -2,14 +2,20 @@
 
 pub mod ack;
 pub mod ack_decision;
+pub mod arbiters;
 pub mod claim;
 pub mod configure;
 pub mod delivery;
+pub mod directory;
 pub mod encryption;
 pub mod error;
+pub mod fusion;
+pub mod fusion_batch;
 pub mod grants;
 pub mod group;
+pub mod lease;
 pub mod parking;
+pub mod partition;
 pub mod pop;
 pub mod push;
 pub mod push_flush;

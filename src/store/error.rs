@@ -67,6 +67,12 @@ impl StoreError {
         }
     }
 
+    /// A statement that was sent and never answered.
+    pub fn no_answer(during: &'static str) -> StoreError {
+        let source = sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        StoreError::OutcomeUnknown { during, source }
+    }
+
     /// Whether the same call may simply be sent again: nothing was committed and the cause is passing
     /// (SQLSTATE classes 08, 53, 57, 58 and `40001`, `40P01`; `spec/push-pop.md` §2.9).
     pub fn is_transient(&self) -> bool {
