@@ -7,6 +7,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod embedded;
 pub mod ids;
 pub mod shutdown;
 pub mod store;
