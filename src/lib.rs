@@ -5,6 +5,7 @@
 //!                  \________\________\____-> ids, clock, metrics, config   (leaves: they import no layer)
 //! ```
 
+pub mod app;
 pub mod clock;
 pub mod config;
 pub mod embedded;

@@ -207,6 +207,12 @@ impl Config {
         Self::from_parts::<OsString>(args, &Environment::default())
     }
 
+    /// Takes the database that the broker runs itself, and its key unless one was given.
+    pub fn use_embedded(&mut self, url: &str, key: EncryptionKey) {
+        self.postgres.database_url = Some(Secret::from(url));
+        self.security.encryption_key.get_or_insert(key);
+    }
+
     /// Directory of the push spool.
     pub fn spool_dir(&self) -> PathBuf {
         self.push.spool_dir.clone().unwrap_or_else(|| self.data_dir.join("spool"))
