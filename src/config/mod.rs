@@ -223,6 +223,14 @@ impl Config {
         for (section, settings) in &self.report.sections {
             tracing::info!("config: {section}: {settings}");
         }
+        let (database, ssl_trust) = match self.postgres.database() {
+            Database::Embedded => ("embedded", "none"),
+            Database::Outside(_) => ("outside", self.postgres.ssl_trust()),
+        };
+        tracing::info!(
+            server_id = self.server_id, database, ssl_trust, spool_dir = %self.spool_dir().display(),
+            connections_max = self.postgres.connections_max(), "config: resolved"
+        );
         for warning in &self.report.warnings {
             tracing::warn!("config: {warning}");
         }
