@@ -6,7 +6,6 @@
 //! ```
 
 pub mod app;
-pub mod app;
 pub mod broker;
 pub mod clock;
 pub mod config;
