@@ -8,6 +8,7 @@ pub mod error;
 pub mod grants;
 pub mod group;
 pub mod parking;
+pub mod peers;
 pub mod pop;
 pub mod push;
 pub mod push_flush;
@@ -33,6 +34,7 @@ use error::{BrokerError, BrokerResult};
 use grants::Grants;
 use group::GroupDirectory;
 use parking::Parking;
+use peers::Peers;
 use pop::{PopAnswer, PopPath, PopRequest};
 use push::{PushItem, PushPath, PushResult};
 use push_fusion::PushFusion;
@@ -47,6 +49,7 @@ pub struct Broker {
     queues: QueueDirectory,
     groups: GroupDirectory,
     ready: ReadyIndex,
+    peers: Peers,
     push: PushPath,
     pop: PopPath,
     encryption: Encryption,
@@ -68,7 +71,16 @@ impl Broker {
         let groups = GroupDirectory::new(store.clone());
         let ready = ReadyIndex::new(store.clone(), queues.clone());
         let encryption = Encryption::new(settings.encryption_key);
-        let fusion = PushFusion::start(&store, &ready, &settings, &stop);
+        let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
+        let peers = Peers::new(
+            settings.name.clone(),
+            store.clone(),
+            queues.clone(),
+            groups.clone(),
+            ready.clone(),
+            parking.clone(),
+        );
+        let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
         let push = PushPath::new(queues.clone(), fusion, encryption.clone());
         let pop = PopPath {
             store: store.clone(),
@@ -76,12 +88,12 @@ impl Broker {
             groups: groups.clone(),
             ready: ready.clone(),
             grants: Grants::default(),
-            parking: Parking::new(settings.long_polls_max, settings.pop_waiting_max),
+            parking,
             claims: Arc::new(Semaphore::new(settings.pop_claims_max)),
             stop,
             settings: Arc::new(settings),
         };
-        Broker { store, queues, groups, ready, push, pop, encryption }
+        Broker { store, queues, groups, ready, peers, push, pop, encryption }
     }
 
     /// `POST /api/v1/push`.
@@ -118,6 +130,7 @@ impl Broker {
             })
             .await?;
         self.ready.reconsider(queue.id);
+        self.peers.configured(&queue.name);
         Ok(queue)
     }
 
@@ -127,6 +140,9 @@ impl Broker {
         for id in [self.queues.forget(name), deleted].into_iter().flatten() {
             self.groups.forget_queue(id);
             self.ready.forget_queue(id);
+        }
+        if let Some(id) = deleted {
+            self.peers.deleted(name, id);
         }
         Ok(deleted.is_some())
     }
@@ -154,6 +170,11 @@ impl Broker {
     /// The ready index, for the background tasks that feed it.
     pub fn ready(&self) -> &ReadyIndex {
         &self.ready
+    }
+
+    /// The link to other brokers, for its background tasks.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
     }
 
     /// One pass of what is cleaned up in the background.

@@ -165,7 +165,7 @@ impl PopPath {
                 self.attempt_queues(request, queues, vec![key], deadline).await
             }
             Scope::Partition(name, partition) => {
-                let unknown = || Attempt::nothing_but(vec![WakeKey::Partition(name.clone(), partition.clone())]);
+                let unknown = || Attempt::nothing_but(vec![WakeKey::Queue(name.clone())]);
                 let Some(queue) = self.queues.find(name).await? else { return Ok(unknown()) };
                 let Some(partition) = self.store.find_partition(queue.id, partition).await? else {
                     return Ok(unknown());

@@ -14,6 +14,8 @@ pub enum DefaultSubscription {
 /// See the fields.
 #[derive(Clone, Debug)]
 pub struct BrokerSettings {
+    /// Name of this broker among others, for logs.
+    pub name: String,
     /// Independent push flushes; a partition always belongs to the same one.
     pub push_shards: usize,
     /// Most groups (request × partition) in one push flush.
@@ -41,6 +43,7 @@ pub struct BrokerSettings {
 impl Default for BrokerSettings {
     fn default() -> BrokerSettings {
         BrokerSettings {
+            name: "regent".into(),
             push_shards: 4,
             push_groups_max: 1024,
             push_bytes_max: 8 << 20,
