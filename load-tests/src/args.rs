@@ -122,8 +122,6 @@ pub enum Scenario {
     Soak(SoakArgs),
     /// Produce and consume while the broker and its database are killed and restarted.
     Chaos(ChaosArgs),
-    /// The rows and commits of a broker written by plain SQL, for a floor to compare with.
-    Floor(FloorArgs),
 }
 
 /// How `thin` consumes.
@@ -262,21 +260,4 @@ pub struct ChaosArgs {
     /// Kill only the broker, also when --pg-data-dir is given.
     #[arg(long)]
     pub spare_database: bool,
-}
-
-/// Flags of `floor`.
-#[derive(Args, Debug, Clone, Serialize)]
-pub struct FloorArgs {
-    /// Segments of one push commit.
-    #[arg(long, default_value_t = 10)]
-    pub segments: usize,
-    /// Messages of one segment.
-    #[arg(long, default_value_t = 100)]
-    pub segment_messages: usize,
-    /// Claims, and cursor advances, of one commit.
-    #[arg(long, default_value_t = 10)]
-    pub claims: usize,
-    /// Connections.
-    #[arg(long, default_value_t = 2)]
-    pub connections: usize,
 }

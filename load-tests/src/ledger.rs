@@ -118,6 +118,7 @@ pub struct Ledger {
     lease_ms: u32,
     check_leases: bool,
     stored: AtomicU64,
+    /// Of the stored ones, those acknowledged; over all groups.
     settled: AtomicU64,
     redelivered: AtomicU64,
     missing: AtomicU64,
@@ -130,7 +131,7 @@ pub struct Ledger {
 pub struct Verdict {
     /// Messages that the broker took.
     pub stored: u64,
-    /// Acknowledged with success, over all groups.
+    /// Of them, acknowledged with success; over all groups.
     pub acked: u64,
     /// Not answered, but acknowledged as far as anyone can tell: their ack had no answer, and they never came back.
     pub acked_unanswered: u64,
@@ -146,6 +147,16 @@ impl Verdict {
     /// Whether every promise was kept.
     pub fn holds(&self) -> bool {
         self.violations.is_empty()
+    }
+
+    /// Adds the judgement of a run that this one fed.
+    pub fn and(mut self, other: Self) -> Self {
+        for (kind, count) in other.violations {
+            *self.violations.entry(kind).or_default() += count;
+        }
+        self.notes.extend(other.notes);
+        self.redelivered += other.redelivered;
+        self
     }
 }
 
@@ -209,10 +220,16 @@ impl Ledger {
         let Some((mut shard, at)) = self.shard(lane) else { return };
         let lane = &mut shard.lanes[at];
         lane.sent = lane.sent.max(upto);
-        if upto > lane.stored {
-            self.stored.fetch_add(u64::from(upto - lane.stored), Relaxed);
-            lane.stored = upto;
+        if upto <= lane.stored {
+            return;
         }
+        let before = lane.stored;
+        lane.stored = upto;
+        self.stored.fetch_add(u64::from(upto - before), Relaxed);
+        // An ack can overtake the answer of the push: it counts as settled from here on.
+        let readers = &shard.readers[at * self.groups..(at + 1) * self.groups];
+        let ahead: u64 = readers.iter().map(|reader| u64::from(reader.acked.clamp(before, upto) - before)).sum();
+        self.settled.fetch_add(ahead, Relaxed);
     }
 
     /// Messages below `upto` are about to be sent by someone who numbers them himself (a relay).
@@ -302,11 +319,13 @@ impl Ledger {
     /// success for all below.
     pub fn ack_ended(&self, group: usize, lane: u32, last: u32, fate: AckFate) {
         let Some((mut shard, at)) = self.shard(lane) else { return };
+        let stored = shard.lanes[at].stored;
         let reader = &mut shard.readers[at * self.groups + group];
         match fate {
             AckFate::Done => {
                 if last + 1 > reader.acked {
-                    self.settled.fetch_add(u64::from(last + 1 - reader.acked), Relaxed);
+                    let (before, after) = (reader.acked.min(stored), (last + 1).min(stored));
+                    self.settled.fetch_add(u64::from(after - before), Relaxed);
                     reader.acked = last + 1;
                 }
             }
