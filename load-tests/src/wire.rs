@@ -154,6 +154,8 @@ pub fn end_items(out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]

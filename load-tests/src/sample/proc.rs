@@ -184,6 +184,8 @@ pub fn read_postmaster_file(data_dir: &Path) -> Option<PostmasterFile> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
