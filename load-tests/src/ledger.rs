@@ -21,8 +21,8 @@ use serde::Serialize;
 mod tests;
 
 const SHARDS: usize = 64;
-/// Violations described in words; the rest are only counted.
-const NOTES_MAX: usize = 20;
+/// Violations of one kind described in words; the rest are only counted.
+const NOTES_PER_KIND_MAX: u64 = 5;
 /// Single messages remembered as missing; past it they count as lost at once.
 const MISSING_MAX: u64 = 1_000_000;
 
@@ -89,7 +89,7 @@ struct Lane {
     stored: u32,
 }
 
-#[derive(Default, Clone)]
+#[derive(Clone)]
 struct Reader {
     /// All below were delivered at least once, or are remembered as missing.
     next: u32,
@@ -101,6 +101,15 @@ struct Reader {
     maybe: u32,
     /// Until then, in milliseconds of the run, a lease surely runs.
     leased_until_ms: u32,
+    /// Lowest message that came again while an ack of it was under way and its lease was running. Whether that was
+    /// wrong is known when the ack is answered.
+    again_from: u32,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self { next: 0, acked: 0, asked: 0, maybe: 0, leased_until_ms: 0, again_from: u32::MAX }
+    }
 }
 
 #[derive(Default)]
@@ -200,11 +209,15 @@ impl Ledger {
 
     /// Records a broken promise; `what` is asked for words only while there is room for them.
     pub fn violation(&self, kind: Violation, count: u64, what: impl FnOnce() -> String) {
-        self.counts[kind as usize].fetch_add(count, Relaxed);
-        let mut notes = lock(&self.notes);
-        if notes.len() < NOTES_MAX {
-            notes.push(format!("{kind:?}: {}", what()));
+        // Kinds that come by the thousand must not crowd out the words of the others.
+        if self.counts[kind as usize].fetch_add(count, Relaxed) < NOTES_PER_KIND_MAX {
+            lock(&self.notes).push(format!("{kind:?}: {}", what()));
         }
+    }
+
+    /// Whether leases are judged.
+    pub fn checks_leases(&self) -> bool {
+        self.check_leases
     }
 
     /// Gives out the next `count` numbers of a lane, and answers the first. The caller is the lane's only producer.
@@ -251,10 +264,15 @@ impl Ledger {
         let sent = shard.lanes[at].sent;
         let reader = &mut shard.readers[at * groups + group];
         if self.check_leases && reader.leased_until_ms > now_ms {
-            let left = reader.leased_until_ms - now_ms;
-            self.violation(Violation::LeasedTwice, 1, || {
-                format!("lane {lane} group {group} came again {left} ms before its lease ended")
-            });
+            let first = seqs.first().copied().unwrap_or(u32::MAX);
+            if reader.asked <= reader.acked {
+                let left = reader.leased_until_ms - now_ms;
+                self.violation(Violation::LeasedTwice, 1, || {
+                    format!("lane {lane} group {group} came again {left} ms before its lease ended")
+                });
+            } else if first >= reader.acked && first < reader.asked {
+                reader.again_from = reader.again_from.min(first);
+            }
         }
         reader.leased_until_ms = asked_ms.saturating_add(self.lease_ms);
         let mut expected = reader.acked.max(reader.asked);
@@ -264,17 +282,17 @@ impl Ledger {
                 self.violation(Violation::Phantom, 1, || what("was never sent"));
                 continue;
             }
+            if seq < reader.acked {
+                self.violation(Violation::AckedThenRedelivered, 1, || {
+                    what(&format!("all below {} were acknowledged", reader.acked))
+                });
+                continue;
+            }
             if seqs[..place].last().is_some_and(|&last| seq <= last) {
                 let twice = seqs[..place].contains(&seq);
                 let kind = if twice { Violation::Duplicated } else { Violation::OutOfOrder };
                 self.violation(kind, 1, || what(&format!("place {place} of an answer, after {}", seqs[place - 1])));
                 forget_missing(&mut shard.missing, lane, group, seq);
-                continue;
-            }
-            if seq < reader.acked {
-                self.violation(Violation::AckedThenRedelivered, 1, || {
-                    what(&format!("all below {} were acknowledged", reader.acked))
-                });
                 continue;
             }
             if forget_missing(&mut shard.missing, lane, group, seq) {
@@ -311,7 +329,6 @@ impl Ledger {
         if let Some((mut shard, at)) = self.shard(lane) {
             let reader = &mut shard.readers[at * self.groups + group];
             reader.asked = reader.asked.max(last + 1);
-            reader.leased_until_ms = 0;
         }
     }
 
@@ -321,6 +338,15 @@ impl Ledger {
         let Some((mut shard, at)) = self.shard(lane) else { return };
         let stored = shard.lanes[at].stored;
         let reader = &mut shard.readers[at * self.groups + group];
+        let again_from = std::mem::replace(&mut reader.again_from, u32::MAX);
+        if fate == AckFate::Done && again_from <= last {
+            self.violation(Violation::AckedThenRedelivered, 1, || {
+                format!(
+                    "lane {lane} group {group} message {again_from}: came again under a running lease, and was acked"
+                )
+            });
+        }
+        reader.leased_until_ms = 0;
         match fate {
             AckFate::Done => {
                 if last + 1 > reader.acked {

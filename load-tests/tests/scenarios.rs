@@ -7,12 +7,13 @@ mod harness;
 use harness::fake_broker::{Fault, Trouble, start};
 use harness::{Outcome, regent_load};
 
-/// Small enough for a second.
-const SMALL: [&str; 6] = ["--duration", "0.5", "--warmup", "0.1", "--drain-timeout", "20"];
-
 async fn run(words: &[&str]) -> Outcome {
     let url = start(0, Fault::None, Trouble::default()).await;
-    let words: Vec<&str> = words.iter().copied().chain(SMALL).chain(["--url", &url]).collect();
+    let mut words = words.to_vec();
+    words.extend_from_slice(&["--url", &url, "--warmup", "0.1", "--drain-timeout", "20"]);
+    if !words.contains(&"--duration") {
+        words.extend_from_slice(&["--duration", "0.5"]);
+    }
     let outcome = regent_load(&words).await;
     assert_eq!(outcome.code, 0, "{}", outcome.output);
     outcome

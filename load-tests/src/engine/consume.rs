@@ -21,6 +21,8 @@ const ACK_PATH: &str = "/api/v1/ack/batch";
 
 /// Texts of ack errors that cannot be true of a message that was just delivered.
 const IMPOSSIBLE: [&str; 2] = ["consumer not found", "unresolvable"];
+/// Text of the ack error that is true only when a lease ran out or was ended.
+const LEASE_GONE: &str = "invalid or expired lease";
 /// Texts of ack errors after which the ack may have landed.
 const UNCERTAIN: [&str; 1] = ["ack flush failed"];
 
@@ -69,6 +71,8 @@ pub struct Claim {
     pub items: Vec<(u32, u32)>,
     /// The ack of all of them.
     pub ack: Request,
+    /// Until then, in milliseconds of the run, its leases surely run: counted from before the pop was sent.
+    held_until_ms: u32,
 }
 
 /// A consumer's connection and its prepared pop.
@@ -118,6 +122,7 @@ impl Consumer {
             run.figures.pop.record(begun.elapsed());
         }
         book(run, self.group, &popped.messages, asked_ms, &mut claim.items);
+        claim.held_until_ms = asked_ms.saturating_add(run.traffic.lease_seconds.saturating_mul(1000));
         begin_acks(claim.ack.begin_post(), &run.traffic.groups[self.group]);
         for message in &popped.messages {
             push_ack(claim.ack.body(), message);
@@ -138,9 +143,11 @@ impl Consumer {
         let singles = singles.min(popped.messages.len());
         for (message, item) in popped.messages.iter().zip(&whole.items).take(singles) {
             let mut single = self.ack_of(std::slice::from_ref(message), std::slice::from_ref(item));
+            single.held_until_ms = whole.held_until_ms;
             self.settle(&mut single).await?;
         }
         let mut rest = self.ack_of(&popped.messages[singles..], &whole.items[singles..]);
+        rest.held_until_ms = whole.held_until_ms;
         if !rest.items.is_empty() {
             self.settle(&mut rest).await?;
         }
@@ -148,7 +155,7 @@ impl Consumer {
     }
 
     fn ack_of(&self, messages: &[PoppedMessage<'_>], items: &[(u32, u32)]) -> Claim {
-        let mut claim = Claim { items: items.to_vec(), ack: Request::default() };
+        let mut claim = Claim { items: items.to_vec(), ..Claim::default() };
         begin_acks(claim.ack.begin_post(), &self.run.traffic.groups[self.group]);
         for message in messages {
             push_ack(claim.ack.body(), message);
@@ -244,7 +251,12 @@ fn book_acks(run: &Run, group: usize, claim: &Claim, body: &[u8], sent: Sent) ->
             } else {
                 AckFate::Refused
             };
-            if IMPOSSIBLE.iter().any(|known| text.starts_with(known)) {
+            // Nobody but the ack itself may end a lease before its time.
+            let taken_away = text.starts_with(LEASE_GONE)
+                && !sent.uncertain
+                && run.ledger.checks_leases()
+                && run.now_ms() < claim.held_until_ms;
+            if taken_away || IMPOSSIBLE.iter().any(|known| text.starts_with(known)) {
                 run.ledger
                     .violation(Violation::WronglyRefused, 1, || format!("lane {lane} message {}: {text}", item.1));
             }

@@ -117,6 +117,19 @@ fn a_second_lease_beside_a_running_one_is_a_violation() {
 }
 
 #[test]
+fn redelivery_beside_an_ack_under_way_is_judged_by_its_answer() {
+    for (fate, wrong) in [(AckFate::Done, true), (AckFate::Refused, false), (AckFate::Unknown, false)] {
+        let ledger = books(2);
+        ledger.delivered(0, 0, &[0, 1], 0, 1);
+        ledger.ack_sent(0, 0, 1);
+        ledger.delivered(0, 0, &[0, 1], 2, 3);
+        ledger.ack_ended(0, 0, 1, fate);
+        settle(&ledger, 1);
+        assert_eq!(ledger.close().violations.contains_key(&Violation::AckedThenRedelivered), wrong, "{fate:?}");
+    }
+}
+
+#[test]
 fn what_follows_may_come_before_the_ack_is_answered() {
     let ledger = books(4);
     ledger.delivered(0, 0, &[0, 1], 0, 1);

@@ -194,7 +194,8 @@ mod tests {
         assert!(cpu_seconds(pid).is_some());
         assert!(rss_bytes(pid).unwrap() > 0);
         assert!(own_cpu_seconds() >= 0.0);
-        assert!(family_cpu_seconds(pid).unwrap() >= cpu_seconds(pid).unwrap());
+        let own = cpu_seconds(pid).unwrap();
+        assert!(family_cpu_seconds(pid).unwrap() >= own);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(listener_on(listener.local_addr().unwrap().port()), Some(pid));
     }

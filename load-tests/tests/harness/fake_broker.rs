@@ -51,8 +51,8 @@ pub struct Trouble {
     pub unanswered_every: usize,
     /// Every so many requests: not carried out, and answered with 429.
     pub overload_every: usize,
-    /// Every so many pops: the lease is over at once, so that all redelivers.
-    pub short_lease_every: usize,
+    /// Every so many acks: not carried out, and said so per item; all redelivers when the lease is over.
+    pub flush_failed_every: usize,
 }
 
 #[derive(Default)]
@@ -76,6 +76,7 @@ struct Books {
     requests: usize,
     pops: usize,
     pushes: usize,
+    acks: usize,
     leases: usize,
     lanes: Vec<Lane>,
     index: HashMap<(String, String), usize>,
@@ -91,6 +92,7 @@ pub async fn start(port: u16, fault: Fault, trouble: Trouble) -> String {
         requests: 0,
         pops: 0,
         pushes: 0,
+        acks: 0,
         leases: 0,
         lanes: Vec::new(),
         index: HashMap::new(),
@@ -159,7 +161,8 @@ impl Books {
         if settled_in && self.once(Fault::FalseDuplicate) {
             return answer("duplicate", None);
         }
-        let twice = settled_in && !self.lanes[at].messages.is_empty() && self.once(Fault::StoreTwice);
+        // Far enough behind that the first copy was acknowledged.
+        let twice = self.lanes[at].messages.len() > 300 && self.once(Fault::StoreTwice);
         let lane = &mut self.lanes[at];
         if twice {
             let old = lane.messages[0].clone();
@@ -178,9 +181,7 @@ impl Books {
         self.pops += 1;
         self.leases += 1;
         let settled_in = self.pops > 20;
-        let short = self.trouble.short_lease_every;
         let seconds = number("leaseSeconds").unwrap_or(60) as u64;
-        let seconds = if short > 0 && self.pops.is_multiple_of(short) { 0 } else { seconds };
         let lease = format!("lease-{}", self.leases);
         let mut out: Vec<String> = Vec::new();
         let count = self.lanes.len();
@@ -366,9 +367,15 @@ async fn ack(State(books): State<Shared>, Json(body): Json<Value>) -> Response {
         return overloaded();
     }
     let group = body["consumerGroup"].as_str().unwrap();
+    books.acks += 1;
+    let every = books.trouble.flush_failed_every;
+    let fails = every > 0 && books.acks.is_multiple_of(every);
     let mut answers = Vec::new();
     for (index, item) in body["acknowledgments"].as_array().unwrap().iter().enumerate() {
-        let outcome = books.acknowledge(item, group);
+        let outcome = match fails {
+            true => Err("ack flush failed; lease will expire and redeliver"),
+            false => books.acknowledge(item, group),
+        };
         answers.push(json!({"index":index,"transactionId":item["transactionId"],"success":outcome.is_ok(),
             "error":outcome.err(),"leaseReleased":true,"dlq":false,"noop":outcome == Ok(true)}));
     }
