@@ -14,9 +14,13 @@ INSERT INTO queen.meta (id_tag, id_secret)
 VALUES (('x' || translate(left(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint,
         ('x' || right(gen_random_uuid()::text, 12))::bit(48)::bigint);
 
+-- The tenant of every request that names none (spec/security-operations.md §3.1).
+CREATE FUNCTION queen.default_tenant() RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN '00000000-0000-0000-0000-000000000001'::uuid;
+
 CREATE TABLE queen.queues (
     id                              int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant                          uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000001',
+    tenant                          uuid NOT NULL DEFAULT queen.default_tenant(),
     name                            text COLLATE "C" NOT NULL,
     namespace                       text COLLATE "C" NOT NULL DEFAULT '',
     task                            text COLLATE "C" NOT NULL DEFAULT '',
@@ -67,7 +71,7 @@ CREATE TABLE queen.log_segments (
     writer        xid8 NOT NULL DEFAULT pg_current_xact_id(),
     message_count int NOT NULL,
     payload_bytes int NOT NULL,
-    frames        bytea STORAGE EXTERNAL NOT NULL,
+    frames        bytea NOT NULL,
     PRIMARY KEY (partition_id, base_offset)
 ) WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_insert_scale_factor = 0.3,
         toast.vacuum_truncate = off, toast.autovacuum_vacuum_scale_factor = 0.1,
@@ -78,12 +82,16 @@ CREATE TABLE queen.log_txns (
     partition_id bigint NOT NULL,
     base_offset  bigint NOT NULL,
     created_at   timestamptz NOT NULL,
-    hashes       bytea STORAGE EXTERNAL NOT NULL,
+    hashes       bytea NOT NULL,
     PRIMARY KEY (partition_id, base_offset),
     CHECK (octet_length(hashes) % 16 = 0)
 ) WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_insert_scale_factor = 0.3,
         toast.vacuum_truncate = off, toast.autovacuum_vacuum_scale_factor = 0.1,
         toast.autovacuum_vacuum_insert_scale_factor = 0.3);
+
+-- Frames and hashes come compressed or incompressible: TOAST must not try again.
+ALTER TABLE queen.log_segments ALTER COLUMN frames SET STORAGE EXTERNAL;
+ALTER TABLE queen.log_txns ALTER COLUMN hashes SET STORAGE EXTERNAL;
 
 -- A group of a queue. `mode` is null until its first wildcard or discovery pop registers it (spec/push-pop.md §7.10).
 CREATE TABLE queen.consumer_groups (
@@ -131,7 +139,7 @@ CREATE TABLE queen.leases (
 -- A snapshot of what was given up. No foreign key: it outlives retention.
 CREATE TABLE queen.dead_letters (
     id                 uuid PRIMARY KEY,
-    tenant             uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000001',
+    tenant             uuid NOT NULL DEFAULT queen.default_tenant(),
     queue_id           int NOT NULL,
     partition_id       bigint NOT NULL,
     log_offset         bigint NOT NULL,

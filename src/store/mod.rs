@@ -3,8 +3,14 @@
 //! Lock order, everywhere: partitions by id, then consumers by (partition, group). A statement that locks several rows
 //! sorts them first. `now` is `clock_timestamp()` of the database: it alone judges leases and stamps segments.
 
+pub mod brokers;
+pub mod cursors;
 pub mod error;
+pub mod groups;
+pub mod messages;
 pub mod migrate;
+pub mod partitions;
+pub mod queues;
 
 pub use error::{StoreError, StoreResult};
 
