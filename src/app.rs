@@ -12,6 +12,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::broker::Broker;
+use crate::broker::ack::AckSettings;
+use crate::broker::error::BrokerError;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription};
 use crate::config::{Config, SubscriptionMode};
 use crate::http::{self, state::AppState};
@@ -21,6 +23,8 @@ use crate::store::{Store, StoreError};
 
 /// Pause between two tries to reach a database that was away at boot.
 const DATABASE_RETRY: Duration = Duration::from_millis(500);
+/// Pause between two walks through the queues of the groups that are popped here: a safety net under notifications.
+const RECONCILE_EVERY: Duration = Duration::from_secs(300);
 /// Pause between two passes of the background sweep.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
@@ -131,6 +135,9 @@ impl App {
             _ = server => {}
             () = hard.cancelled() => abort.abort(),
         }
+        if let Some(broker) = self.broker.get() {
+            broker.shutdown().await;
+        }
         self.supervisor.stop(Duration::from_secs(5)).await;
         self.pools.claims.close().await;
         self.pools.main.close().await;
@@ -161,30 +168,59 @@ async fn open_broker(
     migrate::apply(&pools.main).await?;
     let store = Store::open(pools.main.clone(), pools.claims.clone()).await?;
     let broker = Broker::start(store, settings.clone(), shutdown.soft().clone());
-    let deadlines = broker.clone();
+    spawn_loops(supervisor, &broker);
+    Ok(broker)
+}
+
+/// The background loops. Each is started again if it crashes, and ends with the soft shutdown.
+fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
+    let ready = broker.ready().clone();
     supervisor.spawn("ready_deadlines", move |stop| {
-        let ready = deadlines.ready().clone();
+        let ready = ready.clone();
         async move {
-            tokio::select! {
-                () = ready.run_deadlines() => {}
-                () = stop.cancelled() => {}
-            }
-            Ok::<(), std::convert::Infallible>(())
+            stop.run_until_cancelled(ready.run_deadlines()).await;
+            Ok::<(), BrokerError>(())
         }
     });
-    let swept = broker.clone();
+    let peers = broker.peers().clone();
+    supervisor.spawn("peer_heartbeat", move |stop| {
+        let peers = peers.clone();
+        async move { peers.run_heartbeat(&stop).await }
+    });
+    let peers = broker.peers().clone();
+    supervisor.spawn("peer_sender", move |stop| {
+        let peers = peers.clone();
+        async move { peers.run_sender(&stop).await }
+    });
+    let peers = broker.peers().clone();
+    supervisor.spawn("peer_listener", move |stop| {
+        let peers = peers.clone();
+        async move { peers.run_listener(&stop).await }
+    });
+    let ready = broker.ready().clone();
+    supervisor.spawn("ready_reconcile", move |stop| {
+        let ready = ready.clone();
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(RECONCILE_EVERY)).await.is_some() {
+                for group in ready.groups() {
+                    ready.reseed(&group).await;
+                }
+            }
+            Ok::<(), BrokerError>(())
+        }
+    });
+    let broker = broker.clone();
     supervisor.spawn("sweep", move |stop| {
-        let broker = swept.clone();
+        let broker = broker.clone();
         async move {
             while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
                 if let Err(error) = broker.sweep().await {
                     tracing::warn!(%error, "background sweep failed; next pass as planned");
                 }
             }
-            Ok::<(), std::convert::Infallible>(())
+            Ok::<(), BrokerError>(())
         }
     });
-    Ok(broker)
 }
 
 fn is_away(error: &StartError) -> bool {
@@ -261,6 +297,7 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
 
 fn broker_settings(config: &Config) -> BrokerSettings {
     BrokerSettings {
+        name: config.server_id.clone(),
         push_shards: config.push.fusion_shards,
         push_groups_max: config.push.fusion_queue_max,
         push_bytes_max: config.push.fusion_bytes_max,
@@ -274,7 +311,24 @@ fn broker_settings(config: &Config) -> BrokerSettings {
             SubscriptionMode::New => DefaultSubscription::New,
             SubscriptionMode::All => DefaultSubscription::All,
         },
+        ack: ack_settings(config),
         encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
+    }
+}
+
+fn ack_settings(config: &Config) -> AckSettings {
+    AckSettings {
+        registry: config.fusion.ack_registry,
+        fusion: config.fusion.ack_fusion,
+        registry_bytes_max: config.fusion.ack_registry_bytes_max(),
+        shards: config.fusion.ack_fusion_shards,
+        rows_max: config.fusion.ack_fusion_rows_max,
+        bytes_max: config.fusion.ack_fusion_bytes_max,
+        queue_rows_max: config.fusion.ack_fusion_queue_max,
+        checkout_timeout: Duration::from_millis(config.postgres.pool_checkout_timeout_ms),
+        // The server cancels before; this is for one that never answers.
+        flush_timeout: Duration::from_millis(config.postgres.statement_timeout_ms.saturating_add(5_000)),
+        ..AckSettings::default()
     }
 }
 

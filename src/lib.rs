@@ -9,6 +9,7 @@ pub mod app;
 pub mod broker;
 pub mod clock;
 pub mod config;
+pub mod embedded;
 pub mod http;
 pub mod ids;
 pub mod metrics;

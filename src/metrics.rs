@@ -38,6 +38,8 @@ macro_rules! metrics {
 metrics! {
     PUSH_FLUSH_SECONDS = Histogram "regent_push_flush_seconds", "Time of one push flush, from its first statement to its commit.";
     PUSH_FLUSH_GROUPS = Histogram "regent_push_flush_groups", "Groups (request and partition) that shared one push flush.";
+    PEER_NOTIFICATIONS_HEARD = Counter "regent_peer_notifications_heard_total", "Notifications of other brokers that this one acted on.";
+    PEER_NOTIFICATIONS_LOST = Counter "regent_peer_notifications_lost_total", "Notifications that could not be sent; other brokers find out by their own walks.";
     PUSH_FLUSH_FAILURES = Counter "regent_push_flush_failures_total", "Push flushes that failed for good; their items answered failed.";
 
     // The ack path.

@@ -36,7 +36,7 @@ use crate::broker::fusion::flush::{Flushed, Flusher};
 use crate::broker::fusion::{Covered, Shard, ShardTools};
 use crate::broker::fusion_batch::Caps;
 use crate::broker::lease::{Hit, Miss};
-use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 use meter::{AckMeter, Road};
 use plan::{Call, Group};
 use port::AckStore;
@@ -147,10 +147,10 @@ impl AckPipeline {
         }
     }
 
-    /// These partitions are gone.
-    pub fn forget_partitions(&self, partitions: impl IntoIterator<Item = PartitionId>) {
+    /// The queue is gone. Costs as much as there are live leases.
+    pub fn forget_queue(&self, queue: QueueId) {
         if let Some(home) = &self.inner.home {
-            partitions.into_iter().for_each(|partition| home.forget_partition(partition));
+            home.forget_queue(queue);
         }
     }
 
@@ -185,9 +185,8 @@ fn start_home(
     listener: &Arc<dyn ReleaseListener>,
     meter: &Arc<AckMeter>,
 ) -> Option<Arc<Home>> {
-    let started = Arbiters::start(settings.threads).and_then(|arbiters| {
-        Ok((arbiters, tokio::runtime::Handle::try_current().map_err(std::io::Error::other)?))
-    });
+    let started = Arbiters::start(settings.threads)
+        .and_then(|arbiters| Ok((arbiters, tokio::runtime::Handle::try_current().map_err(std::io::Error::other)?)));
     let (arbiters, runtime) = match started {
         Ok(started) => started,
         Err(error) => {
@@ -203,8 +202,7 @@ fn start_home(
         caps: Caps { rows_max: settings.rows_max, bytes_max: settings.bytes_max },
     };
     let count = if settings.fusion { settings.shards.max(1) } else { 0 };
-    let shards =
-        (0..count).map(|nth| Shard::start(arbiters.of(nth), settings.queue_rows_max, tools.clone())).collect();
+    let shards = (0..count).map(|nth| Shard::start(arbiters.of(nth), settings.queue_rows_max, tools.clone())).collect();
     Some(Home::new(arbiters, shards, settings.registry_bytes_max, meter.clone()))
 }
 

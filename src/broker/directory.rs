@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use actix::dev::SendError;
-use actix::{Actor, Addr, AsyncContext, Handler, Message};
+use actix::{Actor, Addr, Handler, Message};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::oneshot;
 
+use super::ack::meter::AckMeter;
 use super::arbiters::Arbiters;
 use super::fusion::{Covered, Pending, Room, Shard};
 use super::lease::{Fingerprint, LeaseGrant, Miss};
-use super::ack::meter::AckMeter;
-use super::partition::{Cleared, Cover, Dropped, Extended, Granted, MAILBOX_MAX, PartitionActor, Reserved};
-use crate::ids::{GroupId, LeaseId, PartitionId};
+use super::partition::{Cover, Dropped, Extended, Granted, MAILBOX_MAX, PartitionActor, QueueGone, Reserved};
+use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 
 #[cfg(test)]
 mod tests;
@@ -119,17 +119,24 @@ impl Home {
         self.tell(partition, Dropped { group, worker });
     }
 
-    /// Every lease of the partition is void.
-    pub fn forget_partition(&self, partition: PartitionId) {
-        self.tell(partition, Cleared);
+    /// Every lease of the group is void.
+    pub fn forget_group(&self, group: GroupId) {
+        self.tell_all(|| Dropped { group, worker: None });
     }
 
-    /// Every lease of the group is void. Costs as much as there are live leases: for seeks and deletes only.
-    pub fn forget_group(&self, group: GroupId) {
+    /// Every lease of the queue is void.
+    pub fn forget_queue(&self, queue: QueueId) {
+        self.tell_all(|| QueueGone(queue));
+    }
+
+    /// Costs as much as there are live leases: for seeks and deletes only.
+    fn tell_all<M>(&self, message: impl Fn() -> M)
+    where
+        M: Message<Result = ()> + Send + 'static,
+        PartitionActor: Handler<M>,
+    {
         for actor in &self.actors {
-            if let Err(SendError::Full(_)) = actor.try_send(Dropped { group, worker: None }) {
-                self.meter.unregistered.increment(1);
-            }
+            let _ = actor.try_send(message());
         }
     }
 

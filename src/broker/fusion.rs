@@ -40,9 +40,11 @@ pub enum Covered {
     Flushed(Hit, Flushed),
 }
 
-/// A place in a shard.
+/// A place in a shard; given back on drop.
 #[derive(Debug)]
-pub struct Room(OwnedSemaphorePermit);
+pub struct Room {
+    _permit: OwnedSemaphorePermit,
+}
 
 /// An advance on its way into a flush.
 #[derive(Debug)]
@@ -118,10 +120,14 @@ impl Shard {
 
     /// Waits for a place, at most that long. `None`: the shard is full.
     pub async fn room(&self, wait_max: Duration) -> Option<Room> {
-        if let Ok(room) = self.room.clone().try_acquire_owned() {
-            return Some(Room(room));
+        if let Ok(_permit) = self.room.clone().try_acquire_owned() {
+            return Some(Room { _permit });
         }
-        tokio::time::timeout(wait_max, self.room.clone().acquire_owned()).await.ok()?.ok().map(Room)
+        tokio::time::timeout(wait_max, self.room.clone().acquire_owned())
+            .await
+            .ok()?
+            .ok()
+            .map(|_permit| Room { _permit })
     }
 
     /// Takes an advance in. Never waits.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::ids::{GroupId, LeaseId, Offset, PartitionId, TransactionHash};
+use crate::ids::{GroupId, LeaseId, Offset, PartitionId, QueueId, TransactionHash};
 use crate::store::acks::PositionalAdvance;
 
 #[cfg(test)]
@@ -46,6 +46,8 @@ impl Fingerprint {
 pub struct LeaseGrant {
     /// The claimed partition.
     pub partition: PartitionId,
+    /// Its queue.
+    pub queue: QueueId,
     /// The claiming group.
     pub group: GroupId,
     /// Its name, as acks will spell it.
@@ -144,13 +146,7 @@ impl<R> Registry<R> {
 
     /// The entry dies if the acked set is exactly what was delivered under this lease: the next ack of the batch finds
     /// nothing and takes resolution.
-    pub fn cover(
-        &mut self,
-        group_name: &str,
-        worker: LeaseId,
-        acked: &Fingerprint,
-        now: Instant,
-    ) -> Result<Hit, Miss> {
+    pub fn cover(&mut self, group_name: &str, worker: LeaseId, acked: &Fingerprint, now: Instant) -> Result<Hit, Miss> {
         let found = self.entries.iter().position(|(entry, _)| *entry.group_name == *group_name);
         let at = found.ok_or(Miss::Unknown)?;
         let (entry, _) = self.entries.get(at).ok_or(Miss::Unknown)?;
@@ -187,6 +183,11 @@ impl<R> Registry<R> {
     /// entry of the present one.
     pub fn drop_lease(&mut self, group: GroupId, worker: Option<LeaseId>) {
         self.entries.retain(|(entry, _)| entry.group != group || worker.is_some_and(|worker| worker != entry.worker));
+    }
+
+    /// Drops what belongs to a queue that is gone.
+    pub fn forget_queue(&mut self, queue: QueueId) {
+        self.entries.retain(|(entry, _)| entry.queue != queue);
     }
 
     /// Drops what has expired, margin included.

@@ -16,6 +16,7 @@ pub mod group;
 pub mod lease;
 pub mod parking;
 pub mod partition;
+pub mod peers;
 pub mod pop;
 pub mod push;
 pub mod push_flush;
@@ -36,13 +37,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
-use ack::{AckAnswer, AckItem, AckPipeline, AckSettings};
+use ack::{AckAnswer, AckItem, AckPipeline};
 use configure::{ConfigureError, ConfigureRequest};
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
 use grants::Grants;
 use group::GroupDirectory;
 use parking::Parking;
+use peers::Peers;
 use pop::{PopAnswer, PopPath, PopRequest};
 use push::{PushItem, PushPath, PushResult};
 use push_fusion::PushFusion;
@@ -57,6 +59,7 @@ pub struct Broker {
     queues: QueueDirectory,
     groups: GroupDirectory,
     ready: ReadyIndex,
+    peers: Peers,
     push: PushPath,
     pop: PopPath,
     ack: AckPipeline,
@@ -79,25 +82,34 @@ impl Broker {
         let groups = GroupDirectory::new(store.clone());
         let ready = ReadyIndex::new(store.clone(), queues.clone());
         let encryption = Encryption::new(settings.encryption_key);
-        let fusion = PushFusion::start(&store, &ready, &settings, &stop);
+        let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
+        let peers = Peers::new(
+            settings.name.clone(),
+            store.clone(),
+            queues.clone(),
+            groups.clone(),
+            ready.clone(),
+            parking.clone(),
+        );
+        let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
         let push = PushPath::new(queues.clone(), fusion, encryption.clone());
         let released = {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
         };
-        let ack = AckPipeline::start(Arc::new(store.clone()), AckSettings::default(), Arc::new(released));
+        let ack = AckPipeline::start(Arc::new(store.clone()), settings.ack.clone(), Arc::new(released));
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),
             groups: groups.clone(),
             ready: ready.clone(),
-            grants: Grants::default(),
-            parking: Parking::new(settings.long_polls_max, settings.pop_waiting_max),
+            grants: Grants::new(ack.clone()),
+            parking,
             claims: Arc::new(Semaphore::new(settings.pop_claims_max)),
             stop,
             settings: Arc::new(settings),
         };
-        Broker { store, queues, groups, ready, push, pop, ack, encryption }
+        Broker { store, queues, groups, ready, peers, push, pop, ack, encryption }
     }
 
     /// `POST /api/v1/push`.
@@ -122,6 +134,10 @@ impl Broker {
         };
         let seconds = seconds.clamp(1, crate::store::cursors::LEASE_SECONDS_MAX);
         let extended = self.store.extend_lease(lease, seconds).await?;
+        if extended.renewed > 0 {
+            let expires = std::time::Instant::now() + std::time::Duration::from_secs(seconds.unsigned_abs());
+            self.ack.extended(lease, &extended.partitions, expires);
+        }
         Ok(Extension { renewed: extended.renewed, expires_at: extended.expires_at })
     }
 
@@ -139,6 +155,7 @@ impl Broker {
             })
             .await?;
         self.ready.reconsider(queue.id);
+        self.peers.configured(&queue.name);
         Ok(queue)
     }
 
@@ -148,8 +165,17 @@ impl Broker {
         for id in [self.queues.forget(name), deleted].into_iter().flatten() {
             self.groups.forget_queue(id);
             self.ready.forget_queue(id);
+            self.ack.forget_queue(id);
+        }
+        if let Some(id) = deleted {
+            self.peers.deleted(name, id);
         }
         Ok(deleted.is_some())
+    }
+
+    /// Finishes the ack flushes under way and ends the actors. Call it when no more requests come.
+    pub async fn shutdown(&self) {
+        self.ack.shutdown().await;
     }
 
     /// A real round trip to PostgreSQL.
@@ -175,6 +201,11 @@ impl Broker {
     /// The ready index, for the background tasks that feed it.
     pub fn ready(&self) -> &ReadyIndex {
         &self.ready
+    }
+
+    /// The link to other brokers, for its background tasks.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
     }
 
     /// One pass of what is cleaned up in the background.

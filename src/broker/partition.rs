@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::directory::Home;
 use super::fusion::{Covered, Pending, Room};
 use super::lease::{Fingerprint, LeaseGrant, Registry};
-use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 
 #[cfg(test)]
 mod tests;
@@ -81,10 +81,10 @@ pub struct Dropped {
     pub worker: Option<LeaseId>,
 }
 
-/// The partition is gone: forget every lease.
+/// A queue is gone: its leases are void.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-pub struct Cleared;
+pub struct QueueGone(pub QueueId);
 
 /// The last message of a delisted actor.
 #[derive(Debug, Message)]
@@ -202,12 +202,14 @@ impl Handler<Dropped> for PartitionActor {
     }
 }
 
-impl Handler<Cleared> for PartitionActor {
+impl Handler<QueueGone> for PartitionActor {
     type Result = ();
 
-    fn handle(&mut self, _: Cleared, ctx: &mut Context<Self>) {
-        self.registry = Registry::default();
-        self.leave(ctx);
+    fn handle(&mut self, QueueGone(queue): QueueGone, ctx: &mut Context<Self>) {
+        self.registry.forget_queue(queue);
+        if self.registry.is_empty() {
+            self.leave(ctx);
+        }
     }
 }
 

@@ -165,7 +165,7 @@ impl PopPath {
                 self.attempt_queues(request, queues, vec![key], deadline).await
             }
             Scope::Partition(name, partition) => {
-                let unknown = || Attempt::nothing_but(vec![WakeKey::Partition(name.clone(), partition.clone())]);
+                let unknown = || Attempt::nothing_but(vec![WakeKey::Queue(name.clone())]);
                 let Some(queue) = self.queues.find(name).await? else { return Ok(unknown()) };
                 let Some(partition) = self.store.find_partition(queue.id, partition).await? else {
                     return Ok(unknown());
@@ -310,9 +310,10 @@ impl PopPath {
             let partitions: Vec<PartitionId> = delivered.iter().map(|d| d.span.claimed.partition).collect();
             self.store.record_lease(lease, &partitions, seconds).await?;
         }
+        let group: Arc<str> = request.group.as_str().into();
         for part in &delivered {
             let seconds = queue::lease_seconds(request.lease_seconds, &part.span.queue.options);
-            self.grants.granted(&request.group, part, Duration::from_secs(seconds as u64)).await;
+            self.grants.granted(&group, part, Duration::from_secs(seconds as u64));
         }
         Ok(Some(PopAnswer { lease: Some(lease), delivered }))
     }

@@ -26,14 +26,12 @@ pub struct PartitionBatch {
 }
 
 /// A partition that got messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
     /// Its queue.
     pub queue: QueueId,
     /// Its key.
     pub partition: PartitionId,
-    /// Its name.
-    pub name: String,
 }
 
 /// A committed flush.
@@ -89,8 +87,7 @@ pub async fn flush(store: &Store, batches: &[PartitionBatch], zstd_level: i32, l
     let mut appended: Vec<Appended> = Vec::new();
     for (partition, plan) in decided.into_iter().flatten() {
         if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {
-            let (queue, name) = (partition.key.queue, partition.key.name.clone());
-            appended.push(Appended { queue, partition: partition.id, name });
+            appended.push(Appended { queue: partition.key.queue, partition: partition.id });
         }
     }
     Ok(Flushed { outcomes, appended })

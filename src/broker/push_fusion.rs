@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::error::{BrokerError, BrokerResult};
+use super::peers::Peers;
 use super::push::{JobError, JobOutcome, Packed};
 use super::push_flush::{self, PartitionBatch};
 use super::ready::ReadyIndex;
@@ -47,7 +48,13 @@ pub struct PushFusion {
 
 impl PushFusion {
     /// Starts the shards.
-    pub fn start(store: &Store, ready: &ReadyIndex, settings: &BrokerSettings, stop: &CancellationToken) -> PushFusion {
+    pub fn start(
+        store: &Store,
+        ready: &ReadyIndex,
+        peers: &Peers,
+        settings: &BrokerSettings,
+        stop: &CancellationToken,
+    ) -> PushFusion {
         let units = (settings.push_inflight_bytes_max / ADMISSION_UNIT_BYTES).max(1);
         let shards = (0..settings.push_shards.max(1))
             .map(|_| {
@@ -55,6 +62,7 @@ impl PushFusion {
                 let shard = Shard {
                     store: store.clone(),
                     ready: ready.clone(),
+                    peers: peers.clone(),
                     groups_max: settings.push_groups_max.max(1),
                     bytes_max: settings.push_bytes_max,
                     zstd_level: settings.zstd_level,
@@ -90,6 +98,7 @@ impl PushFusion {
 struct Shard {
     store: Store,
     ready: ReadyIndex,
+    peers: Peers,
     groups_max: usize,
     bytes_max: usize,
     zstd_level: i32,
@@ -178,6 +187,7 @@ impl Shard {
         let flushed = push_flush::flush(&self.store, partitions, self.zstd_level, look_up).await?;
         metrics::histogram!(crate::metrics::PUSH_FLUSH_SECONDS).record(started.elapsed().as_secs_f64());
         self.ready.appended(&flushed.appended);
+        self.peers.landed(&flushed.appended);
         Ok(flushed.outcomes)
     }
 }

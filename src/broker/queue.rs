@@ -104,6 +104,12 @@ impl QueueDirectory {
         Some(queue.id)
     }
 
+    /// Forgets everything: what other brokers changed may have been missed.
+    pub fn forget_all(&self) {
+        self.by_name.clear();
+        self.by_id.clear();
+    }
+
     fn remember(&self, row: QueueRow) -> Queue {
         if self.by_name.len() >= CACHED_QUEUES_MAX {
             self.by_name.clear();

@@ -28,10 +28,8 @@ const GROUP_IDLE: Duration = Duration::from_secs(120);
 /// What a pop without a known group waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WakeKey {
-    /// Anything in a queue of this name.
+    /// Anything in a queue of this name: the queue, or the wanted partition of it, does not exist yet.
     Queue(String),
-    /// The first message of this partition of a queue of this name.
-    Partition(String, String),
     /// Anything that happens to this partition.
     Known(PartitionId),
     /// Anything in a queue with these labels.
@@ -175,7 +173,7 @@ impl ReadyIndex {
     pub fn appended(&self, appended: &[Appended]) {
         for append in appended {
             self.mark(append.queue, append.partition);
-            self.wake_keyed(append.queue, append.partition, Some(&append.name));
+            self.wake_keyed(append.queue, append.partition);
         }
     }
 
@@ -198,7 +196,7 @@ impl ReadyIndex {
         }
         if !self.inner.keyed.is_empty() {
             match group {
-                Some(group) => self.wake_keyed(group.queue, partition, None),
+                Some(group) => self.wake_keyed(group.queue, partition),
                 None => self.inner.keyed.wake_all(&WakeKey::Known(partition)),
             }
         }
@@ -295,7 +293,7 @@ impl ReadyIndex {
         for (_, group, partition) in due {
             if let Some(group) = self.inner.groups.get(&group).map(|g| g.clone()) {
                 group.state().due(partition, now);
-                self.wake_keyed(group.queue, partition, None);
+                self.wake_keyed(group.queue, partition);
             }
         }
     }
@@ -332,7 +330,7 @@ impl ReadyIndex {
         ids.iter().filter_map(|id| self.inner.groups.get(id).map(|g| g.clone())).collect()
     }
 
-    fn wake_keyed(&self, queue: QueueId, partition: PartitionId, name: Option<&str>) {
+    fn wake_keyed(&self, queue: QueueId, partition: PartitionId) {
         let keyed = &self.inner.keyed;
         if keyed.is_empty() {
             return;
@@ -343,10 +341,7 @@ impl ReadyIndex {
             return keyed.wake_everybody();
         };
         let (namespace, task) = (queue.options.namespace.clone(), queue.options.task.clone());
-        if let Some(name) = name {
-            keyed.wake_all(&WakeKey::Partition(queue.name.clone(), name.to_owned()));
-            keyed.wake_all(&WakeKey::Queue(queue.name.clone()));
-        }
+        keyed.wake_all(&WakeKey::Queue(queue.name.clone()));
         keyed.wake_all(&WakeKey::Labels(Some(namespace.clone()), None));
         keyed.wake_all(&WakeKey::Labels(None, Some(task.clone())));
         keyed.wake_all(&WakeKey::Labels(Some(namespace), Some(task)));

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::ack::AckSettings;
+
 /// Where a named group starts that says nothing itself (`DEFAULT_SUBSCRIPTION_MODE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultSubscription {
@@ -14,6 +16,8 @@ pub enum DefaultSubscription {
 /// See the fields.
 #[derive(Clone, Debug)]
 pub struct BrokerSettings {
+    /// Name of this broker among others, for logs.
+    pub name: String,
     /// Independent push flushes; a partition always belongs to the same one.
     pub push_shards: usize,
     /// Most groups (request × partition) in one push flush.
@@ -34,6 +38,8 @@ pub struct BrokerSettings {
     pub pop_timeout_default: Duration,
     /// Start of a named group that says nothing.
     pub subscription_default: DefaultSubscription,
+    /// The ack path.
+    pub ack: AckSettings,
     /// AES-256 key of payload encryption.
     pub encryption_key: Option<[u8; 32]>,
 }
@@ -41,6 +47,7 @@ pub struct BrokerSettings {
 impl Default for BrokerSettings {
     fn default() -> BrokerSettings {
         BrokerSettings {
+            name: "regent".into(),
             push_shards: 4,
             push_groups_max: 1024,
             push_bytes_max: 8 << 20,
@@ -51,6 +58,7 @@ impl Default for BrokerSettings {
             long_polls_max: 200_000,
             pop_timeout_default: Duration::from_secs(30),
             subscription_default: DefaultSubscription::New,
+            ack: AckSettings::default(),
             encryption_key: None,
         }
     }

@@ -207,6 +207,12 @@ impl Config {
         Self::from_parts::<OsString>(args, &Environment::default())
     }
 
+    /// Takes the database that the broker runs itself, and its key unless one was given.
+    pub fn use_embedded(&mut self, url: &str, key: EncryptionKey) {
+        self.postgres.database_url = Some(Secret::from(url));
+        self.security.encryption_key.get_or_insert(key);
+    }
+
     /// Directory of the push spool.
     pub fn spool_dir(&self) -> PathBuf {
         self.push.spool_dir.clone().unwrap_or_else(|| self.data_dir.join("spool"))
@@ -217,6 +223,14 @@ impl Config {
         for (section, settings) in &self.report.sections {
             tracing::info!("config: {section}: {settings}");
         }
+        let (database, ssl_trust) = match self.postgres.database() {
+            Database::Embedded => ("embedded", "none"),
+            Database::Outside(_) => ("outside", self.postgres.ssl_trust()),
+        };
+        tracing::info!(
+            server_id = self.server_id, database, ssl_trust, spool_dir = %self.spool_dir().display(),
+            connections_max = self.postgres.connections_max(), "config: resolved"
+        );
         for warning in &self.report.warnings {
             tracing::warn!("config: {warning}");
         }

@@ -4,6 +4,7 @@
 //! sorts them first. `now` is `clock_timestamp()` of the database: it alone judges leases and stamps segments.
 
 pub mod acks;
+pub mod brokers;
 pub mod cursors;
 pub mod dead_letters;
 pub mod error;

@@ -27,10 +27,7 @@ fn the_same_worker_folds_and_another_one_does_not() {
     batch.add(advance(2, 1, 2), "other worker");
     let rows = batch.into_rows();
     let shape: Vec<_> = rows.iter().map(|r| (r.advance.partition.0, r.waiter, r.followers.as_slice())).collect();
-    assert_eq!(
-        shape,
-        [(1, "other partition", &[][..]), (2, "first", &["again"][..]), (2, "other worker", &[][..])]
-    );
+    assert_eq!(shape, [(1, "other partition", &[][..]), (2, "first", &["again"][..]), (2, "other worker", &[][..])]);
 }
 
 #[test]

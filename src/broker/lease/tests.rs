@@ -16,6 +16,7 @@ fn worker(n: u128) -> LeaseId {
 fn grant(group: i32, holder: u128, expires: Instant, ids: &[u128]) -> LeaseGrant {
     LeaseGrant {
         partition: PartitionId(7),
+        queue: QueueId(1),
         group: GroupId(group),
         group_name: format!("g{group}").into(),
         worker: worker(holder),

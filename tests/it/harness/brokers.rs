@@ -1,0 +1,110 @@
+//! The only file that names the broker's library API.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use super::{Client, Database};
+
+/// How acks are settled (`spec/ack.md` §7): the answers must be the same on all three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Road {
+    /// Registry and fusion, as by default.
+    Fused,
+    /// The registry recognises completed batches; each is committed on its own.
+    RegistryOnly,
+    /// Full hash resolution of every ack.
+    ResolutionOnly,
+}
+
+/// A broker in this process. Dropping it stops it gracefully, and fails the test if that takes too long.
+pub struct Broker {
+    app: Option<regent::app::App>,
+    client: Client,
+}
+
+impl Broker {
+    /// Starts a broker on a database.
+    pub async fn start(url: &str, road: Road) -> Broker {
+        let app = regent::app::App::start(config(url, road)).await.expect("the broker starts");
+        let client = Client::new(app.local_addr());
+        Broker { app: Some(app), client }
+    }
+
+    /// Stops it now.
+    pub async fn stop(mut self) {
+        if let Some(app) = self.app.take() {
+            stop(app).await;
+        }
+    }
+}
+
+impl Deref for Broker {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if let Some(app) = self.app.take().filter(|_| !std::thread::panicking()) {
+            tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(stop(app)));
+        }
+    }
+}
+
+async fn stop(app: regent::app::App) {
+    tokio::time::timeout(Duration::from_secs(20), app.stop()).await.expect("the broker stops within 20 s");
+}
+
+fn config(url: &str, _road: Road) -> regent::config::Config {
+    regent::config::Config::with_database(url)
+}
+
+/// Applies the schema by starting and stopping a broker.
+pub async fn migrate(url: &str) {
+    Broker::start(url, Road::Fused).await.stop().await;
+}
+
+/// A broker on a fresh database: what nearly every case needs.
+pub struct TestBroker {
+    broker: Broker,
+    /// The database under it.
+    pub db: Database,
+}
+
+impl TestBroker {
+    /// With the default settings.
+    pub async fn start() -> TestBroker {
+        TestBroker::on(Road::Fused).await
+    }
+
+    /// With the ack path set.
+    pub async fn on(road: Road) -> TestBroker {
+        let db = Database::migrated().await;
+        let broker = Broker::start(&db.url, road).await;
+        TestBroker { broker, db }
+    }
+
+    /// One more broker on the same database.
+    pub async fn another(&self) -> Broker {
+        Broker::start(&self.db.url, Road::Fused).await
+    }
+
+    /// Stops the broker and starts a new one on the same database.
+    pub async fn restart(self) -> TestBroker {
+        let TestBroker { broker, db } = self;
+        broker.stop().await;
+        let broker = Broker::start(&db.url, Road::Fused).await;
+        TestBroker { broker, db }
+    }
+}
+
+impl Deref for TestBroker {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.broker
+    }
+}

@@ -1,0 +1,148 @@
+//! The rows behind the answers, and the few that a test may move.
+
+use std::collections::BTreeMap;
+
+use sqlx::AssertSqlSafe;
+
+use super::Database;
+
+/// One row of `queen.log_consumers`.
+#[derive(Clone, Debug, PartialEq, sqlx::FromRow)]
+pub struct Cursor {
+    pub committed: i64,
+    pub batch_end: Option<i64>,
+    pub worker: Option<String>,
+    pub leased: bool,
+    pub batch_retry_count: i32,
+    /// Seconds until the lease expires.
+    pub lease_left: Option<f64>,
+    /// Seconds until `retryDelay` is over.
+    pub held_for: Option<f64>,
+}
+
+/// One row of `queen.dead_letters`.
+#[derive(Clone, Debug, PartialEq, sqlx::FromRow)]
+pub struct DeadLetter {
+    pub queue_name: String,
+    pub partition_name: String,
+    pub group_name: String,
+    pub log_offset: i64,
+    pub message_id: String,
+    pub transaction_id: String,
+    pub payload: String,
+    pub reason: String,
+    pub retry_count: i32,
+    pub message_created_at: String,
+}
+
+impl Database {
+    /// The cursor of a group on a partition, if it has one.
+    pub async fn find_cursor(&self, queue: &str, partition: &str, group: &str) -> Option<Cursor> {
+        sqlx::query_as(
+            "SELECT c.committed, c.batch_end, c.worker_id::text AS worker, c.batch_retry_count,
+                    c.worker_id IS NOT NULL AND coalesce(c.lease_expires_at > now(), false) AS leased,
+                    extract(epoch FROM c.lease_expires_at - now())::float8 AS lease_left,
+                    extract(epoch FROM c.not_before - now())::float8 AS held_for
+               FROM queen.log_consumers c
+               JOIN queen.log_partitions p ON p.id = c.partition_id
+               JOIN queen.queues q ON q.id = p.queue_id
+               JOIN queen.consumer_groups g ON g.id = c.group_id
+              WHERE q.name = $1 AND p.name = $2 AND g.name = $3",
+        )
+        .bind(queue)
+        .bind(partition)
+        .bind(group)
+        .fetch_optional(&self.pool)
+        .await
+        .unwrap()
+    }
+
+    /// The cursor that must be there.
+    pub async fn cursor(&self, queue: &str, partition: &str, group: &str) -> Cursor {
+        let found = self.find_cursor(queue, partition, group).await;
+        found.unwrap_or_else(|| panic!("no cursor of {group} on {queue}/{partition}"))
+    }
+
+    /// Last offset of a partition.
+    pub async fn last_offset(&self, queue: &str, partition: &str) -> Option<i64> {
+        sqlx::query_scalar(
+            "SELECT p.last_offset FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+              WHERE q.name = $1 AND p.name = $2",
+        )
+        .bind(queue)
+        .bind(partition)
+        .fetch_optional(&self.pool)
+        .await
+        .unwrap()
+    }
+
+    /// All dead letters, oldest offset first.
+    pub async fn dead_letters(&self) -> Vec<DeadLetter> {
+        sqlx::query_as(
+            "SELECT queue_name, partition_name, group_name, log_offset, message_id::text AS message_id, transaction_id,
+                    convert_from(payload, 'UTF8') AS payload, reason, retry_count,
+                    to_char(message_created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')
+                        AS message_created_at
+               FROM queen.dead_letters ORDER BY partition_id, log_offset",
+        )
+        .fetch_all(&self.pool)
+        .await
+        .unwrap()
+    }
+
+    /// Live leases of the whole database.
+    pub async fn live_leases(&self) -> i64 {
+        let sql = "SELECT count(*) FROM queen.log_consumers WHERE worker_id IS NOT NULL AND lease_expires_at > now()";
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// Queues by name.
+    pub async fn queue_names(&self) -> Vec<String> {
+        sqlx::query_scalar("SELECT name FROM queen.queues ORDER BY name").fetch_all(&self.pool).await.unwrap()
+    }
+
+    /// Rows per table of the schema: equal before and after means that nothing was written.
+    pub async fn row_counts(&self) -> BTreeMap<String, i64> {
+        let tables: Vec<String> =
+            sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen'")
+                .fetch_all(&self.pool)
+                .await
+                .unwrap();
+        let mut counts = BTreeMap::new();
+        for table in tables {
+            let sql = AssertSqlSafe(format!("SELECT count(*) FROM queen.{table}"));
+            counts.insert(table, sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap());
+        }
+        counts
+    }
+
+    /// Lets every live lease expire, by moving its expiry into the past.
+    pub async fn expire_leases(&self) {
+        self.execute(
+            "UPDATE queen.log_consumers SET lease_expires_at = now() - interval '1 minute' WHERE worker_id IS NOT NULL",
+        )
+        .await;
+    }
+
+    /// Makes everything pushed so far `seconds` older.
+    pub async fn age(&self, seconds: i32) {
+        for sql in [
+            "UPDATE queen.log_segments SET created_at = created_at - make_interval(secs => $1)",
+            "UPDATE queen.log_txns SET created_at = created_at - make_interval(secs => $1)",
+        ] {
+            sqlx::query(sql).bind(f64::from(seconds)).execute(&self.pool).await.unwrap();
+        }
+    }
+
+    /// A seek by hand: the cursor goes to `committed`, the lease is gone, the budget full.
+    pub async fn seek(&self, committed: i64) {
+        sqlx::query(
+            "UPDATE queen.log_consumers SET committed = $1, worker_id = NULL, batch_end = NULL,
+                    lease_expires_at = NULL, batch_retry_count = 0, not_before = NULL",
+        )
+        .bind(committed)
+        .execute(&self.pool)
+        .await
+        .unwrap();
+    }
+}

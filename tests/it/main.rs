@@ -1,0 +1,19 @@
+//! Black-box tests: through HTTP, against a real PostgreSQL, each case on a database of its own.
+//!
+//! Every case names the invariant (`design.md` §2) or the section of the wire specification that it guards.
+//! Run them wide (`--test-threads 8`): most of their time is waiting for the database.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod ack;
+mod bad_input;
+mod configure;
+mod crash;
+mod harness;
+mod health;
+mod lease;
+mod order;
+mod pop;
+mod push;
+mod queue;
+mod several_brokers;

@@ -1,0 +1,13 @@
+//! The three pop routes (`spec/push-pop.md` §6, §7).
+
+mod budget;
+mod claims;
+mod discovery;
+mod first_contact;
+mod hang_up;
+mod long_poll;
+mod parameters;
+mod redelivery;
+mod response;
+mod subscription;
+mod visibility;

@@ -1,0 +1,7 @@
+//! `POST /api/v1/push` (`spec/push-pop.md` §2).
+
+mod bodies;
+mod dedup;
+mod limits;
+mod payloads;
+mod results;
