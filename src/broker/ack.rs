@@ -23,7 +23,7 @@ pub mod settings;
 pub mod settle;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use crate::broker::lease::{Fingerprint, LeaseGrant};
 pub use item::{AckAnswer, AckError, AckItem, AckTarget, Acked, LeaseClaim, Release, ReleaseListener};

@@ -114,3 +114,16 @@ impl<T> During<T> for Result<T, sqlx::Error> {
         self.map_err(|error| StoreError::from_sqlx(during, error))
     }
 }
+
+#[cfg(test)]
+impl StoreError {
+    /// No connection, for tests that stand in for the database.
+    pub(crate) fn fake_unavailable() -> StoreError {
+        StoreError::Unavailable(sqlx::Error::PoolTimedOut)
+    }
+
+    /// A refused statement, likewise.
+    pub(crate) fn fake_refusal(sqlstate: &str) -> StoreError {
+        StoreError::Refused { sqlstate: sqlstate.into(), source: sqlx::Error::Protocol("planted".into()) }
+    }
+}
