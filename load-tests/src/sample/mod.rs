@@ -87,7 +87,10 @@ impl Sampler {
         let local = endpoint.address.ip().is_loopback();
         let port = endpoint.address.port();
         let broker = pid.or(common.broker_pid).or_else(|| local.then(|| proc::listener_on(port)).flatten());
-        let found = || broker.and_then(proc::postmaster_of).and_then(proc::data_dir_of);
+        let found = || {
+            let broker = broker?;
+            proc::postmaster_of(broker).and_then(proc::data_dir_of).or_else(|| proc::data_dir_below(broker))
+        };
         let data_dir = data_dir.or_else(|| common.pg_data_dir.clone()).or_else(found);
         let file = data_dir.as_deref().and_then(proc::read_postmaster_file);
         let mut sql = None;

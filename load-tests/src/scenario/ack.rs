@@ -40,6 +40,19 @@ pub async fn execute(common: &Common, args: &AckArgs) -> Result<Vec<Report>> {
         return Ok(vec![measure(&mut bench, "ack", args).await?]);
     };
     let mut broker = BrokerProcess::prepare(command, args.broker_dir.as_deref())?;
+    // Whatever happens, the broker is stopped in an orderly way: killed, it would leave its database running.
+    let reports = alternate(&mut broker, common, args).await;
+    broker.finish(reports.is_err()).await?;
+    let mut reports = reports?;
+    let comparison = compare(&reports);
+    println!("{}", comparison_table(&comparison));
+    if let Some(last) = reports.last_mut() {
+        last.extra.insert("comparison".to_owned(), comparison);
+    }
+    Ok(reports)
+}
+
+async fn alternate(broker: &mut BrokerProcess, common: &Common, args: &AckArgs) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for round in 0..args.rounds.max(1) {
         for turn in 0..VARIANTS.len() {
@@ -54,12 +67,6 @@ pub async fn execute(common: &Common, args: &AckArgs) -> Result<Vec<Report>> {
             bench.sampler.close().await;
             broker.stop().await?;
         }
-    }
-    broker.finish(false).await?;
-    let comparison = compare(&reports);
-    println!("{}", comparison_table(&comparison));
-    if let Some(last) = reports.last_mut() {
-        last.extra.insert("comparison".to_owned(), comparison);
     }
     Ok(reports)
 }
