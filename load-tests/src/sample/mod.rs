@@ -150,16 +150,20 @@ impl Sampler {
             None => None,
         };
         let metrics = if full { self.get("/metrics/prometheus").await.map(|text| parse_metrics(&text)) } else { None };
+        let broker_rss = self.broker.and_then(proc::rss_bytes);
+        let broker_peak_rss = self.broker.and_then(proc::peak_rss_bytes);
+        let postgres_pss = self.postmaster.filter(|_| full).and_then(proc::family_pss_bytes);
+        // CPU last, and the caller reads its counters right after: what is slow above must not fall between the two.
         Sample {
-            at: Instant::now(),
+            postgres,
+            metrics: metrics.unwrap_or_default(),
+            broker_rss,
+            broker_peak_rss,
+            postgres_pss,
             own_cpu: proc::own_cpu_seconds(),
             broker_cpu: self.broker.and_then(proc::cpu_seconds),
             postgres_cpu: self.postmaster.and_then(proc::family_cpu_seconds),
-            broker_rss: self.broker.and_then(proc::rss_bytes),
-            broker_peak_rss: self.broker.and_then(proc::peak_rss_bytes),
-            postgres_pss: self.postmaster.filter(|_| full).and_then(proc::family_pss_bytes),
-            postgres,
-            metrics: metrics.unwrap_or_default(),
+            at: Instant::now(),
         }
     }
 
