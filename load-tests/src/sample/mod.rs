@@ -54,8 +54,10 @@ pub struct Resources {
     pub postgres_pss_bytes: Option<u64>,
     /// WAL written.
     pub wal_bytes: Option<i64>,
-    /// Commits.
+    /// Commits, those that only read included.
     pub commits: Option<i64>,
+    /// Transactions that wrote.
+    pub write_commits: Option<i64>,
     /// Rollbacks.
     pub rollbacks: Option<i64>,
     /// WAL fsyncs.
@@ -198,6 +200,7 @@ impl Sample {
             postgres_pss_bytes: self.postgres_pss,
             wal_bytes: pg(|sample| sample.wal_bytes),
             commits: pg(|sample| sample.commits),
+            write_commits: pg(|sample| sample.writes),
             rollbacks: pg(|sample| sample.rollbacks),
             wal_syncs: pg(|sample| sample.wal_syncs.unwrap_or_default())
                 .filter(|_| now.is_some_and(|sample| sample.wal_syncs.is_some())),

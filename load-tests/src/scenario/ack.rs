@@ -223,8 +223,8 @@ fn compare(reports: &[Report]) -> Value {
             "ack_p99_us": median(name, &|r| latency(r, |q| q.p99_us as f64)),
             "postgres_cpu_us_per_message": median(name, &|r| r.cpu_us_per_message(r.resources.postgres_cpu_seconds)),
             "broker_cpu_us_per_message": median(name, &|r| r.cpu_us_per_message(r.resources.broker_cpu_seconds)),
-            "acks_per_commit":
-                median(name, &|r| r.resources.commits.filter(|c| *c > 0).map(|c| r.counts.ack_calls as f64 / c as f64)),
+            "acks_per_writing_commit":
+                median(name, &|r| r.resources.write_commits.filter(|c| *c > 0).map(|c| r.counts.ack_calls as f64 / c as f64)),
         })
     };
     let all: Vec<(&str, Value)> = VARIANTS.iter().map(|(name, _)| (*name, figures(name))).collect();
