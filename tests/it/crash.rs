@@ -13,7 +13,9 @@ use reqwest::Method;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::harness::{AckResult, BrokerProcess, Client, Pop, Popped, PushResult, comes_true, eventually, eventually_some};
+use crate::harness::{
+    AckResult, BrokerProcess, Client, Pop, Popped, PushResult, comes_true, eventually, eventually_some,
+};
 
 const PARTITIONS: usize = 6;
 const WORKERS: usize = 4;
