@@ -147,8 +147,13 @@ fn panics(source: &Source) -> Vec<String> {
 }
 
 /// Written in two halves here, so that this file does not hold them.
-const LEFTOVERS: [&str; 5] =
-    [concat!("to", "do!"), concat!("unimple", "mented!"), concat!("FIX", "ME"), concat!("TO", "DO"), concat!("X", "XX")];
+const LEFTOVERS: [&str; 5] = [
+    concat!("to", "do!"),
+    concat!("unimple", "mented!"),
+    concat!("FIX", "ME"),
+    concat!("TO", "DO"),
+    concat!("X", "XX"),
+];
 
 fn leftovers(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
@@ -307,7 +312,8 @@ mod each_rule_can_fail {
         finds(panics, "src/a.rs", "let x = y.unwrap();\n");
         finds(panics, "src/a.rs", "let x = y.expect(\"z\");\n");
         finds(panics, "src/a.rs", "    panic!(\"no\");\n");
-        let test_module = "fn a() {}\n#[cfg(test)]\n#[allow(x)]\nmod tests {\n    fn b() {\n        c.unwrap();\n    }\n}\n";
+        let test_module =
+            "fn a() {}\n#[cfg(test)]\n#[allow(x)]\nmod tests {\n    fn b() {\n        c.unwrap();\n    }\n}\n";
         passes(panics, "src/a.rs", test_module);
         finds(panics, "src/a.rs", &format!("{test_module}fn late() {{ d.unwrap(); }}\n"));
         passes(panics, "src/a.rs", "#[cfg(test)]\nmod tests;\n");

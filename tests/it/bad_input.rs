@@ -68,7 +68,9 @@ async fn malformed_json_is_refused_on_every_route() {
 async fn json_of_the_wrong_shape_is_refused_on_every_route() {
     let scene = Scene::set().await;
     for path in POSTS {
-        for body in ["[]", "null", "true", "3", "\"text\"", "{}", "[[]]", r#"{"items":7,"acknowledgments":7,"queue":7}"#] {
+        for body in
+            ["[]", "null", "true", "3", "\"text\"", "{}", "[[]]", r#"{"items":7,"acknowledgments":7,"queue":7}"#]
+        {
             if (path, body) == ("/api/v1/ack", "{}") || (path.ends_with("/ack") && body.starts_with("{\"items\"")) {
                 continue; // a single ack without any field is legal: it resolves to nothing
             }
@@ -103,7 +105,8 @@ async fn non_uuid_ids_are_answered_per_item() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sql_in_names_is_only_a_name() {
     let broker = TestBroker::start().await;
-    let names = ["'; DROP TABLE queen.log_segments; --", "\" OR 1=1 --", "$1", "%s", "\\'; SELECT pg_sleep(9); --", "{}"];
+    let names =
+        ["'; DROP TABLE queen.log_segments; --", "\" OR 1=1 --", "$1", "%s", "\\'; SELECT pg_sleep(9); --", "{}"];
     for name in names {
         broker.push_ids(name, name, [name]).await;
         let popped = broker.pop(&Pop::queue(name).group(name).all()).await;
@@ -151,7 +154,8 @@ async fn ten_thousand_items_with_one_bad_one_store_nothing() {
     items[9_998]["partition"] = json!(5);
     let reply = scene.broker.push_body(json!({ "items": items }).to_string()).await;
     reply.expect_refusal(&["9998", "partition"]);
-    let mut acks: Vec<Value> = (0..10_000).map(|n| json!({ "transactionId": "m", "partitionId": format!("{n}") })).collect();
+    let mut acks: Vec<Value> =
+        (0..10_000).map(|n| json!({ "transactionId": "m", "partitionId": format!("{n}") })).collect();
     acks[9_999]["status"] = json!(3);
     let body = json!({ "consumerGroup": "g", "acknowledgments": acks });
     scene.broker.ack_reply(&body).await.expect_refusal(&["9999", "status"]);
@@ -162,8 +166,9 @@ async fn ten_thousand_items_with_one_bad_one_store_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_unknown_addresses_are_as_many_errors() {
     let scene = Scene::set().await;
-    let acks: Vec<Value> =
-        (0..10_000).map(|_| json!({ "transactionId": "m", "partitionId": uuid::Uuid::new_v4(), "leaseId": "x" })).collect();
+    let acks: Vec<Value> = (0..10_000)
+        .map(|_| json!({ "transactionId": "m", "partitionId": uuid::Uuid::new_v4(), "leaseId": "x" }))
+        .collect();
     let results = scene.broker.ack("g", acks).await;
     assert_eq!(results.len(), 10_000);
     assert!(results.iter().all(|r| !r.success && r.error.as_deref() == Some("consumer not found")));

@@ -127,8 +127,12 @@ async fn a_pushed_queue_is_rewritten_or_merged() {
     }
     let merged = json!({ "queue": "ns.a", "mode": "merge", "options": { "ttl": 1 } });
     let merged = broker.configure_reply(&merged).await.expect(200).json();
-    assert_eq!((&merged["options"]["leaseTime"], &merged["namespace"], &merged["task"]), (&60.into(), &"ns".into(), &"a".into()));
-    let replaced = broker.configure_reply(&json!({ "queue": "ns.b", "options": { "ttl": 1 } })).await.expect(200).json();
+    assert_eq!(
+        (&merged["options"]["leaseTime"], &merged["namespace"], &merged["task"]),
+        (&60.into(), &"ns".into(), &"a".into())
+    );
+    let replaced =
+        broker.configure_reply(&json!({ "queue": "ns.b", "options": { "ttl": 1 } })).await.expect(200).json();
     assert_eq!((&replaced["options"]["leaseTime"], &replaced["namespace"]), (&300.into(), &"".into()));
     assert_eq!(broker.pop(&Pop::queue("ns.b")).await.ids(), ["m"], "nothing else happens to the queue");
 }
@@ -188,13 +192,23 @@ async fn clamps() {
 async fn strings_are_cast() {
     let broker = TestBroker::start().await;
     let stored = broker
-        .configure("q", json!({ "leaseTime": "45", "retryLimit": "-2", "deadLetterQueue": "false", "retentionEnabled": "true" }))
+        .configure(
+            "q",
+            json!({ "leaseTime": "45", "retryLimit": "-2", "deadLetterQueue": "false", "retentionEnabled": "true" }),
+        )
         .await;
     assert_eq!((&stored["leaseTime"], &stored["retryLimit"]), (&45.into(), &(-2).into()));
     assert_eq!((&stored["deadLetterQueue"], &stored["retentionEnabled"]), (&false.into(), &true.into()));
-    for (word, value) in
-        [("t", true), ("f", false), ("yes", true), ("no", false), ("on", true), ("off", false), ("1", true), ("0", false)]
-    {
+    for (word, value) in [
+        ("t", true),
+        ("f", false),
+        ("yes", true),
+        ("no", false),
+        ("on", true),
+        ("off", false),
+        ("1", true),
+        ("0", false),
+    ] {
         let stored = broker.configure("q", json!({ "retentionEnabled": word })).await;
         assert_eq!(stored["retentionEnabled"], value, "{word}");
     }
@@ -246,7 +260,13 @@ async fn what_cannot_be_cast_names_the_option() {
 async fn the_queue_is_required() {
     let broker = TestBroker::start().await;
     let before = broker.db.row_counts().await;
-    for body in [json!({}), json!({ "options": {} }), json!({ "queue": null }), json!({ "queue": 5 }), json!({ "queue": ["q"] })] {
+    for body in [
+        json!({}),
+        json!({ "options": {} }),
+        json!({ "queue": null }),
+        json!({ "queue": 5 }),
+        json!({ "queue": ["q"] }),
+    ] {
         let reply = broker.configure_reply(&body).await.expect(400);
         assert_eq!(reply.text, r#"{"error":"queue is required"}"#, "{body}");
     }

@@ -125,7 +125,10 @@ async fn dead_and_unknown_leases_look_alike() {
     for id in [expired.as_str(), &nacked, &finished, &unknown, "any string", "a/b%?", "💥", &"x".repeat(900)] {
         let reply = broker.post(&format!("/api/v1/lease/{}/extend", encode(id)), r#"{"seconds":60}"#).await.expect(200);
         let body = reply.json();
-        assert_eq!((&body["leaseId"], &body["success"], &body["renewed"]), (&Value::from(id), &false.into(), &0.into()));
+        assert_eq!(
+            (&body["leaseId"], &body["success"], &body["renewed"]),
+            (&Value::from(id), &false.into(), &0.into())
+        );
         for key in ["newExpiresAt", "expiresAt", "lease_expires_at"] {
             assert_eq!(body[key], Value::Null, "{id}");
         }

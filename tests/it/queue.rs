@@ -122,7 +122,8 @@ async fn a_push_racing_a_delete_is_never_half_there() {
     let broker = TestBroker::start().await;
     for round in 0..15 {
         broker.push_ids("q", "p", ["old"]).await;
-        let push = broker.push(json!([{ "queue": "q", "partition": "p", "transactionId": format!("r{round}"), "payload": 1 }]));
+        let push = broker
+            .push(json!([{ "queue": "q", "partition": "p", "transactionId": format!("r{round}"), "payload": 1 }]));
         let (result, deleted) = futures_util::future::join(push, broker.delete_queue("q")).await;
         assert_eq!((result[0].status.as_str(), &deleted["deleted"]), ("queued", &true.into()), "{result:?}");
         let popped = broker.pop(&Pop::queue("q").auto_ack()).await;

@@ -48,7 +48,9 @@ async fn racing_pops_on_two_brokers_never_share_a_partition() {
     let distinct: BTreeSet<&String> = claimed.iter().collect();
     assert_eq!(distinct.len(), claimed.len(), "{claimed:?}");
     eventually(PATIENCE, async || {
-        claimed.extend(b.pop(&Pop::queue("q").group(GROUP).all().partitions(0)).await.messages.into_iter().map(|m| m.partition));
+        claimed.extend(
+            b.pop(&Pop::queue("q").group(GROUP).all().partitions(0)).await.messages.into_iter().map(|m| m.partition),
+        );
         claimed.len() == 16
     })
     .await;
@@ -272,9 +274,10 @@ async fn a_mix_on_two_brokers_never_deadlocks() {
         }
     });
     join_all(work).await;
-    let deadlocks: i64 = sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-        .fetch_one(&a.db.pool)
-        .await
-        .unwrap();
+    let deadlocks: i64 =
+        sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+            .fetch_one(&a.db.pool)
+            .await
+            .unwrap();
     assert_eq!(deadlocks, 0);
 }

@@ -46,7 +46,10 @@ async fn completed_items_below_a_dead_letter_are_committed(broker: &TestBroker) 
         popped.messages[3].item("dlq"),
     ];
     let results = broker.ack(GROUP, items).await;
-    assert_eq!(results.iter().map(|r| (r.success, r.dlq)).collect::<Vec<_>>(), [(true, false), (true, false), (true, true)]);
+    assert_eq!(
+        results.iter().map(|r| (r.success, r.dlq)).collect::<Vec<_>>(),
+        [(true, false), (true, false), (true, true)]
+    );
     assert_eq!(cursor(broker).await.committed, 3, "the cursor goes to s itself, over the gap at 2");
     assert_eq!(pop(broker).await.ids(), ["m4"]);
 }
@@ -64,7 +67,10 @@ async fn the_row_is_a_snapshot(broker: &TestBroker) {
     let result = broker.ack_one(GROUP, with_reason(poison.item("dlq"), reason)).await;
     assert!(result.success && result.dlq && result.lease_released, "{result:?}");
     let filed = broker.db.dead_letters().await.remove(0);
-    assert_eq!((filed.queue_name.as_str(), filed.partition_name.as_str(), filed.group_name.as_str()), ("q", "p", GROUP));
+    assert_eq!(
+        (filed.queue_name.as_str(), filed.partition_name.as_str(), filed.group_name.as_str()),
+        ("q", "p", GROUP)
+    );
     assert_eq!((filed.log_offset, filed.retry_count), (1, 0));
     assert_eq!((filed.message_id, filed.transaction_id.as_str()), (poison.id.clone(), "it's \"odd\""));
     assert_eq!((filed.payload.as_str(), filed.reason.as_str()), (payload, reason));
@@ -77,7 +83,7 @@ async fn the_row_is_a_snapshot(broker: &TestBroker) {
 /// §5.5.
 async fn the_reason_is_the_poisons_then_the_groups_then_a_default(broker: &TestBroker) {
     let popped = leased(broker, 6).await;
-    let (m, reason) = (&popped.messages, |n: i64| async move {
+    let (m, reason) = (&popped.messages, async |n: i64| {
         broker.db.dead_letters().await.into_iter().find(|row| row.log_offset == n).unwrap().reason
     });
     broker.ack(GROUP, vec![with_reason(m[1].item("failed"), "other"), with_reason(m[0].item("dlq"), "mine")]).await;
@@ -86,7 +92,11 @@ async fn the_reason_is_the_poisons_then_the_groups_then_a_default(broker: &TestB
     broker
         .ack(
             GROUP,
-            vec![m[0].item("dlq"), with_reason(m[2].item("failed"), "first in order"), with_reason(m[1].item("failed"), "x")],
+            vec![
+                m[0].item("dlq"),
+                with_reason(m[2].item("failed"), "first in order"),
+                with_reason(m[1].item("failed"), "x"),
+            ],
         )
         .await;
     assert_eq!(reason(1).await, "first in order");

@@ -22,7 +22,8 @@ on_every_road!(
 
 async fn completed_commits_the_highest_and_keeps_the_lease(broker: &TestBroker) {
     let popped = leased(broker, 5).await;
-    let results = broker.ack(GROUP, vec![popped.messages[2].item("completed"), popped.messages[0].item("completed")]).await;
+    let results =
+        broker.ack(GROUP, vec![popped.messages[2].item("completed"), popped.messages[0].item("completed")]).await;
     assert!(results.iter().all(|r| done(r, false)), "{results:?}");
     let now = cursor(broker).await;
     assert_eq!((now.committed, now.batch_end, now.leased), (2, Some(4), true));
@@ -121,9 +122,11 @@ async fn at_one_offset_dlq_beats_failed_beats_retry(broker: &TestBroker) {
 
 async fn a_signal_beats_a_completed_of_the_same_id(broker: &TestBroker) {
     let popped = leased(broker, 2).await;
-    for items in [
-        vec![popped.messages[0].item("completed"), popped.messages[0].item("retry"), popped.messages[1].item("completed")],
-    ] {
+    for items in [vec![
+        popped.messages[0].item("completed"),
+        popped.messages[0].item("retry"),
+        popped.messages[1].item("completed"),
+    ]] {
         let results = broker.ack(GROUP, items).await;
         assert!(results.iter().all(|r| r.success && r.lease_released), "{results:?}");
     }

@@ -27,7 +27,10 @@ async fn both_routes_answer_an_array_with_the_documented_keys() {
         }
     }
     let results: Vec<AckResult> = batch.decode();
-    assert_eq!(results.iter().map(|r| (r.index, r.transaction_id.as_str())).collect::<Vec<_>>(), [(0, "m1"), (1, "m0")]);
+    assert_eq!(
+        results.iter().map(|r| (r.index, r.transaction_id.as_str())).collect::<Vec<_>>(),
+        [(0, "m1"), (1, "m0")]
+    );
 }
 
 /// §1: no acknowledgments answer an empty array.

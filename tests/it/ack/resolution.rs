@@ -62,7 +62,8 @@ async fn without_a_lease_the_span_is_open_above(broker: &TestBroker) {
 async fn below_the_cursor_is_a_noop_or_passed(broker: &TestBroker) {
     let popped = leased(broker, 4).await;
     assert!(done(&broker.ack_one(GROUP, popped.messages[1].item("completed")).await, false));
-    let again = broker.ack(GROUP, vec![popped.messages[0].item("completed"), popped.messages[1].item("completed")]).await;
+    let again =
+        broker.ack(GROUP, vec![popped.messages[0].item("completed"), popped.messages[1].item("completed")]).await;
     assert!(again.iter().all(|r| r.success && r.noop && r.error.is_none()), "{again:?}");
     for status in ["failed", "retry", "dlq"] {
         let result = broker.ack_one(GROUP, popped.messages[0].item(status)).await;

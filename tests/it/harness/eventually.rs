@@ -28,10 +28,7 @@ pub async fn comes_true(deadline: Duration, mut condition: impl AsyncFnMut() -> 
 
 /// Polls until `attempt` answers a value, and hands it back.
 #[track_caller]
-pub fn eventually_some<T>(
-    deadline: Duration,
-    mut attempt: impl AsyncFnMut() -> Option<T>,
-) -> impl Future<Output = T> {
+pub fn eventually_some<T>(deadline: Duration, mut attempt: impl AsyncFnMut() -> Option<T>) -> impl Future<Output = T> {
     let place = std::panic::Location::caller();
     async move {
         let end = Instant::now() + deadline;
@@ -57,4 +54,9 @@ pub fn eventually_blocking(deadline: Duration, mut condition: impl FnMut() -> bo
         }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// A moment between two attempts of a loop that somebody else ends.
+pub async fn between_attempts() {
+    tokio::time::sleep(PAUSE).await;
 }

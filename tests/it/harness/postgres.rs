@@ -83,9 +83,7 @@ pub async fn empty_database() -> Database {
 static SERVER: OnceCell<&'static Server> = OnceCell::const_new();
 
 async fn server() -> &'static Server {
-    SERVER
-        .get_or_init(|| async { tokio::task::spawn_blocking(Server::of_this_run).await.unwrap() })
-        .await
+    SERVER.get_or_init(|| async { tokio::task::spawn_blocking(Server::of_this_run).await.unwrap() }).await
 }
 
 async fn admin(sql: &str) {

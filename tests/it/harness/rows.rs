@@ -103,10 +103,11 @@ impl Database {
 
     /// Rows per table of the schema: equal before and after means that nothing was written.
     pub async fn row_counts(&self) -> BTreeMap<String, i64> {
-        let tables: Vec<String> = sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen'")
-            .fetch_all(&self.pool)
-            .await
-            .unwrap();
+        let tables: Vec<String> =
+            sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen'")
+                .fetch_all(&self.pool)
+                .await
+                .unwrap();
         let mut counts = BTreeMap::new();
         for table in tables {
             let sql = AssertSqlSafe(format!("SELECT count(*) FROM queen.{table}"));

@@ -44,13 +44,7 @@ impl Server {
         let (address, query) = url.split_once('?').map_or((url, String::new()), |(a, q)| (a, format!("?{q}")));
         let scheme_end = address.find("://").expect("REGENT_TEST_DATABASE_URL must be a URL") + 3;
         let end = address[scheme_end..].find('/').map_or(address.len(), |slash| scheme_end + slash);
-        Server {
-            base: address[..end].to_owned(),
-            query,
-            outside: true,
-            _lifeline: None,
-            _supervisor: None,
-        }
+        Server { base: address[..end].to_owned(), query, outside: true, _lifeline: None, _supervisor: None }
     }
 
     fn start() -> Server {

@@ -52,7 +52,10 @@ async fn only_the_wildcard_route_makes_a_queue() {
     assert_eq!(broker.db.row_counts().await, before);
     assert!(broker.pop(&Pop::queue("w.x")).await.is_empty());
     let row: (String, String, String, i32) =
-        sqlx::query_as("SELECT name, namespace, task, lease_time FROM queen.queues").fetch_one(&broker.db.pool).await.unwrap();
+        sqlx::query_as("SELECT name, namespace, task, lease_time FROM queen.queues")
+            .fetch_one(&broker.db.pool)
+            .await
+            .unwrap();
     assert_eq!(row, ("w.x".to_owned(), "w".to_owned(), "x".to_owned(), 60));
     let counts = broker.db.row_counts().await;
     assert_eq!((counts["queues"], counts["log_partitions"]), (1, 0));

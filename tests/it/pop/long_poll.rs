@@ -30,7 +30,9 @@ async fn a_quiet_queue_answers_204_at_the_deadline() {
     let broker = TestBroker::start().await;
     broker.push_ids("leased", "p", ["m"]).await;
     broker.pop(&Pop::queue("leased")).await;
-    for pop in [Pop::queue("unknown"), Pop::queue("leased"), Pop::partition("leased", "p"), Pop::discover().set("task", "t")] {
+    for pop in
+        [Pop::queue("unknown"), Pop::queue("leased"), Pop::partition("leased", "p"), Pop::discover().set("task", "t")]
+    {
         let start = Instant::now();
         assert!(broker.pop(&pop.wait_ms(600)).await.is_empty());
         let took = start.elapsed();
@@ -252,7 +254,9 @@ async fn a_graceful_stop_answers_parked_pops() {
     let broker = TestBroker::start().await;
     let other = broker.another().await;
     let client = (*other).clone();
-    let parked = tokio::spawn(async move { client.try_send(reqwest::Method::GET, &Pop::queue("q").wait_ms(30_000).target(), None).await });
+    let parked = tokio::spawn(async move {
+        client.try_send(reqwest::Method::GET, &Pop::queue("q").wait_ms(30_000).target(), None).await
+    });
     eventually_some(PATIENCE, async || broker.db.queue_names().await.pop()).await;
     settle(&broker).await;
     let start = Instant::now();

@@ -5,16 +5,8 @@ use serde_json::value::RawValue;
 
 use crate::harness::{Pop, Popped, TestBroker, exchange, keys_of, member};
 
-const TOP: [&str; 8] = [
-    "success",
-    "queue",
-    "partition",
-    "partitionId",
-    "leaseId",
-    "consumerGroup",
-    "messages",
-    "partitionsClaimed",
-];
+const TOP: [&str; 8] =
+    ["success", "queue", "partition", "partitionId", "leaseId", "consumerGroup", "messages", "partitionsClaimed"];
 const MESSAGE: [&str; 11] = [
     "id",
     "transactionId",
@@ -34,7 +26,8 @@ const MESSAGE: [&str; 11] = [
 async fn keys_come_in_the_documented_order() {
     let broker = TestBroker::start().await;
     broker.push_ids("q", "p", ["a", "b"]).await;
-    for pop in [Pop::queue("q"), Pop::partition("q", "p").group("g").all(), Pop::queue("q").group("h").all().auto_ack()] {
+    for pop in [Pop::queue("q"), Pop::partition("q", "p").group("g").all(), Pop::queue("q").group("h").all().auto_ack()]
+    {
         let reply = broker.pop_reply(&pop).await.expect(200);
         assert_eq!(reply.headers["content-type"], "application/json");
         assert_eq!(keys_of(&reply.text), TOP);

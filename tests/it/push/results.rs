@@ -209,12 +209,13 @@ async fn a_first_push_makes_the_queue_with_derived_labels() {
         broker.push_ids(queue, "p", ["1"]).await;
     }
     for (queue, namespace, task) in cases {
-        let row: (String, String, i32, i32) =
-            sqlx::query_as("SELECT namespace, task, lease_time, dedup_window_seconds FROM queen.queues WHERE name = $1")
-                .bind(queue)
-                .fetch_one(&broker.db.pool)
-                .await
-                .unwrap();
+        let row: (String, String, i32, i32) = sqlx::query_as(
+            "SELECT namespace, task, lease_time, dedup_window_seconds FROM queen.queues WHERE name = $1",
+        )
+        .bind(queue)
+        .fetch_one(&broker.db.pool)
+        .await
+        .unwrap();
         assert_eq!(row, (namespace.to_owned(), task.to_owned(), 60, 3600), "{queue}");
     }
 }
