@@ -1,5 +1,7 @@
 //! The domain: actors, decisions, policies. It knows no HTTP and no SQL.
 
+pub mod ack;
+pub mod ack_decision;
 pub mod claim;
 pub mod configure;
 pub mod delivery;
@@ -16,6 +18,7 @@ pub mod push_fusion;
 pub mod queue;
 pub mod ready;
 pub mod ready_group;
+pub mod resolver;
 pub mod segment;
 pub mod settings;
 pub mod waiter;
@@ -26,8 +29,9 @@ use chrono::{DateTime, Utc};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::ids::LeaseId;
+use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
+use ack::{AckAnswer, AckItem, AckPipeline, AckSettings};
 use configure::{ConfigureError, ConfigureRequest};
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
@@ -52,6 +56,7 @@ pub struct Broker {
     peers: Peers,
     push: PushPath,
     pop: PopPath,
+    ack: AckPipeline,
     encryption: Encryption,
 }
 
@@ -82,6 +87,11 @@ impl Broker {
         );
         let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
         let push = PushPath::new(queues.clone(), fusion, encryption.clone());
+        let released = {
+            let ready = ready.clone();
+            move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
+        };
+        let ack = AckPipeline::start(Arc::new(store.clone()), AckSettings::default(), Arc::new(released));
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),
@@ -93,7 +103,7 @@ impl Broker {
             stop,
             settings: Arc::new(settings),
         };
-        Broker { store, queues, groups, ready, peers, push, pop, encryption }
+        Broker { store, queues, groups, ready, peers, push, pop, ack, encryption }
     }
 
     /// `POST /api/v1/push`.
@@ -104,6 +114,11 @@ impl Broker {
     /// The three pop routes.
     pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
         self.pop.pop(request).await
+    }
+
+    /// Both ack routes: one answer per item, in order; no failure is the call's.
+    pub async fn ack(&self, group: &str, items: Vec<AckItem>) -> Vec<AckAnswer> {
+        self.ack.ack(group, items).await
     }
 
     /// `POST /api/v1/lease/:leaseId/extend`. `lease` is whatever text the client sent.

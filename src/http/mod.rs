@@ -1,5 +1,6 @@
 //! Decode, call the broker, encode. No pool, no SQL, no policy.
 
+pub mod ack;
 pub mod error;
 pub mod extract;
 pub mod health;
@@ -28,6 +29,8 @@ pub fn router(state: AppState) -> Router {
         .route("/api/v1/pop", get(pop::pop_labels).head(no_such_route))
         .route("/api/v1/pop/queue/{queue}", get(pop::pop_queue).head(no_such_route))
         .route("/api/v1/pop/queue/{queue}/partition/{partition}", get(pop::pop_partition).head(no_such_route))
+        .route("/api/v1/ack", post(ack::single))
+        .route("/api/v1/ack/batch", post(ack::batch))
         .route("/api/v1/lease/{lease}/extend", post(lease::extend))
         .route("/api/v1/configure", post(queue::configure))
         .route("/api/v1/resources/queues/{queue}", delete(queue::delete))

@@ -80,6 +80,14 @@ impl StoreError {
         }
     }
 
+    /// What to show a client: the server's own words where it spoke, without the driver's.
+    pub fn message(&self) -> String {
+        match self {
+            StoreError::Refused { source: sqlx::Error::Database(db), .. } => db.message().to_owned(),
+            other => other.to_string(),
+        }
+    }
+
     /// Whether PostgreSQL could not be reached (`503` and `Retry-After` on the wire).
     pub fn is_connection(&self) -> bool {
         matches!(self, StoreError::Unavailable(_) | StoreError::OutcomeUnknown { .. })

@@ -3,8 +3,10 @@
 //! Lock order, everywhere: partitions by id, then consumers by (partition, group). A statement that locks several rows
 //! sorts them first. `now` is `clock_timestamp()` of the database: it alone judges leases and stamps segments.
 
+pub mod acks;
 pub mod brokers;
 pub mod cursors;
+pub mod dead_letters;
 pub mod error;
 pub mod groups;
 pub mod messages;
