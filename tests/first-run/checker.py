@@ -170,7 +170,7 @@ class GroupReplay:
             self.doubt[txn] -= 1
             lane = self.lanes[self.plan.airport[txn]]
             if not success:
-                self.count["acks refused"] += 1
+                self.count[f"acks refused: {problem}"] += 1
             elif status == "completed":
                 self.completed(lane, txn, lease, released, noop)
             else:
