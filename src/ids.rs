@@ -4,6 +4,7 @@
 //! ([`IdSpace`]), so no look-up table exists and an id of another database is recognised as foreign.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
@@ -55,16 +56,24 @@ impl Offset {
     }
 }
 
-/// The worker of a lease: one id per pop, shared by every partition that the pop claimed. A UUIDv7.
+/// The worker of a lease: one id per pop, shared by every partition that the pop claimed.
+///
+/// A UUIDv7 whose "random" 62 bits name the claimed partition (scrambled), so that a lease is found again by key and
+/// not by search; a lease over several partitions is flagged and listed in `queen.leases`. It is an address, not a
+/// secret: whoever may ack at all may also ack without a lease (`spec/ack.md` §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub Uuid);
 
-impl LeaseId {
-    /// A fresh id for one pop.
-    pub fn mint() -> LeaseId {
-        LeaseId(Uuid::now_v7())
-    }
+/// Where the rows of a lease are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseScope {
+    /// One partition, named in the id.
+    One(PartitionId),
+    /// Several partitions, listed in `queen.leases`.
+    Many,
+}
 
+impl LeaseId {
     /// Reads the exact text that a pop rendered. Any other spelling is some other worker's id, so `None`.
     pub fn parse(text: &str) -> Option<LeaseId> {
         parse_canonical(text).map(LeaseId)
@@ -110,21 +119,27 @@ impl TransactionHash {
 
 /// The mapping between database keys and the UUIDs of the wire, for one database.
 ///
-/// Layout of a wire id (UUID version 8): 48 bits tag of the database, 4 bits version, 12 bits kind, 2 bits variant,
-/// 62 bits key. The tag is drawn once when the schema is made (`queen.meta`), so an id minted over another database
-/// never addresses a row of this one.
+/// Layout of a partition or queue id (UUID version 8): 48 bits tag of the database, 4 bits version, 12 bits kind,
+/// 2 bits variant, 62 bits scrambled key. Tag and secret are drawn once, when the schema is made (`queen.meta`): an
+/// id minted over another database never addresses a row of this one, and the order in which partitions were made
+/// does not show (I14; a keyed permutation, no cryptography).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdSpace {
     tag: u64,
+    secret: u64,
 }
 
 const KIND_PARTITION: u16 = 0x1a7;
 const KIND_QUEUE: u16 = 0x0ce;
+const KEY_MASK: u64 = (1 << 62) - 1;
+const HALF_MASK: u64 = (1 << 31) - 1;
+const LEASE_MANY: u64 = 1 << 11;
+static LEASES_MINTED: AtomicU64 = AtomicU64::new(0);
 
 impl IdSpace {
-    /// The space of the database whose tag this is; only the low 48 bits count.
-    pub fn new(tag: i64) -> IdSpace {
-        IdSpace { tag: (tag as u64) & 0xffff_ffff_ffff }
+    /// The space of the database with this tag (low 48 bits count) and secret.
+    pub fn new(tag: i64, secret: i64) -> IdSpace {
+        IdSpace { tag: (tag as u64) & 0xffff_ffff_ffff, secret: secret as u64 }
     }
 
     /// The wire id of a partition.
@@ -142,16 +157,67 @@ impl IdSpace {
         self.decode(KIND_PARTITION, wire).map(|key| PartitionId(key as i64))
     }
 
+    /// A fresh lease id for a claim of exactly this partition.
+    pub fn lease_on(&self, partition: PartitionId) -> LeaseId {
+        self.mint_lease(0, self.scramble(partition.0 as u64))
+    }
+
+    /// A fresh lease id for a claim that may span several partitions.
+    pub fn lease_on_many(&self) -> LeaseId {
+        self.mint_lease(LEASE_MANY, Uuid::new_v4().as_u64_pair().1 & KEY_MASK)
+    }
+
+    /// Where to look for the rows of a lease.
+    pub fn scope_of(&self, lease: LeaseId) -> LeaseScope {
+        let (high, low) = lease.0.as_u64_pair();
+        if high & LEASE_MANY == 0 {
+            LeaseScope::One(PartitionId(self.unscramble(low & KEY_MASK) as i64))
+        } else {
+            LeaseScope::Many
+        }
+    }
+
+    /// Milliseconds and an 11-bit counter keep two leases of one partition apart.
+    fn mint_lease(&self, flag: u64, low: u64) -> LeaseId {
+        let (now, _) = Uuid::now_v7().as_u64_pair();
+        let count = LEASES_MINTED.fetch_add(1, Ordering::Relaxed) & (LEASE_MANY - 1);
+        let high = (now & !0x0fff) | flag | count;
+        LeaseId(Uuid::from_u64_pair(high, (0b10 << 62) | low))
+    }
+
     fn encode(&self, kind: u16, key: u64) -> Uuid {
         let high = (self.tag << 16) | 0x8000 | u64::from(kind);
-        let low = (0b10 << 62) | (key & !(0b11 << 62));
-        Uuid::from_u64_pair(high, low)
+        Uuid::from_u64_pair(high, (0b10 << 62) | self.scramble(key))
     }
 
     fn decode(&self, kind: u16, wire: Uuid) -> Option<u64> {
         let (_, low) = wire.as_u64_pair();
-        let key = low & !(0b11 << 62);
+        let key = self.unscramble(low & KEY_MASK);
         (self.encode(kind, key) == wire).then_some(key)
+    }
+
+    /// Four Feistel rounds over two halves of 31 bits.
+    fn scramble(&self, key: u64) -> u64 {
+        let (mut left, mut right) = ((key >> 31) & HALF_MASK, key & HALF_MASK);
+        for round in 0..4 {
+            (left, right) = (right, left ^ self.round(round, right));
+        }
+        (left << 31) | right
+    }
+
+    fn unscramble(&self, key: u64) -> u64 {
+        let (mut left, mut right) = ((key >> 31) & HALF_MASK, key & HALF_MASK);
+        for round in (0..4).rev() {
+            (left, right) = (right ^ self.round(round, left), left);
+        }
+        (left << 31) | right
+    }
+
+    fn round(&self, round: u64, half: u64) -> u64 {
+        let mut mixed = half ^ self.secret.rotate_left(round as u32 * 16 + 1) ^ (round << 40);
+        mixed = (mixed ^ (mixed >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed >> 32) & HALF_MASK
     }
 }
 
@@ -161,8 +227,8 @@ mod tests {
 
     #[test]
     fn wire_ids_round_trip_and_foreign_ones_are_refused() {
-        let here = IdSpace::new(0x1234_5678_9abc_def0);
-        let there = IdSpace::new(7);
+        let here = IdSpace::new(0x1234_5678_9abc_def0, 99);
+        let there = IdSpace::new(7, 99);
         for key in [0, 1, 77, i64::from(i32::MAX), (1 << 61) + 5] {
             let wire = here.partition(PartitionId(key));
             assert_eq!(here.partition_of(wire), Some(PartitionId(key)));
@@ -174,8 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_id_leads_back_to_its_partition() {
+        let here = IdSpace::new(1, -5);
+        let lease = here.lease_on(PartitionId(123_456));
+        assert_eq!(lease.0.get_version_num(), 7);
+        assert_eq!(here.scope_of(lease), LeaseScope::One(PartitionId(123_456)));
+        assert_ne!(lease, here.lease_on(PartitionId(123_456)));
+        assert_eq!(here.scope_of(here.lease_on_many()), LeaseScope::Many);
+    }
+
+    #[test]
     fn a_lease_id_is_only_its_canonical_text() {
-        let id = LeaseId::mint();
+        let id = IdSpace::new(1, 2).lease_on(PartitionId(3));
         assert_eq!(LeaseId::parse(&id.to_string()), Some(id));
         assert_eq!(LeaseId::parse(&id.to_string().to_uppercase()), None);
         assert_eq!(LeaseId::parse(&format!("{{{id}}}")), None);

@@ -5,4 +5,14 @@
 //!                  \________\________\____-> ids, clock, metrics, config   (leaves: they import no layer)
 //! ```
 
+pub mod app;
+pub mod broker;
+pub mod clock;
+pub mod config;
+pub mod embedded;
+pub mod http;
 pub mod ids;
+pub mod metrics;
+pub mod shutdown;
+pub mod store;
+pub mod telemetry;

@@ -1,3 +1,71 @@
-//! The `regent` binary.
+//! The `regent` binary: reads the configuration, runs the broker, says how it ended.
 
-fn main() {}
+use std::fmt::Display;
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use regent::app::App;
+use regent::config::{Config, ConfigError, Database};
+use regent::embedded::{EmbeddedPostgres, encryption_key};
+use regent::shutdown::Shutdown;
+use regent::telemetry;
+
+fn main() -> ExitCode {
+    let config = match Config::from_process() {
+        Ok(config) => config,
+        Err(ConfigError::CommandLine(answer)) => {
+            let _ = answer.print();
+            return if answer.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+        Err(error) => return fatal(&error),
+    };
+    if let Err(error) = telemetry::init(&config.log) {
+        return fatal(&error);
+    }
+    config.log_boot();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fatal(&error),
+    };
+    match runtime.block_on(run(config)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fatal(&format_args!("{error:#}")),
+    }
+}
+
+fn fatal(error: &dyn Display) -> ExitCode {
+    // Not through the log: it may be filtered, or not be there yet.
+    let _ = writeln!(std::io::stderr(), "FATAL: {error}");
+    ExitCode::FAILURE
+}
+
+async fn run(mut config: Config) -> anyhow::Result<()> {
+    let shutdown = Shutdown::new();
+    shutdown.listen_for_signals(config.http.drain_ms_max).context("cannot listen for signals")?;
+    let embedded = match config.postgres.database() {
+        Database::Outside(_) => None,
+        Database::Embedded => {
+            let started = tokio::select! {
+                started = EmbeddedPostgres::start(&config) => started?,
+                () = shutdown.soft().cancelled() => return Ok(()),
+            };
+            config.use_embedded(started.url(), encryption_key(&config.data_dir)?);
+            Some(started)
+        }
+    };
+    let served = serve(config, shutdown).await;
+    if let Some(postgres) = embedded
+        && let Err(error) = postgres.stop().await
+    {
+        tracing::error!(%error, "embedded PostgreSQL");
+    }
+    served
+}
+
+async fn serve(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    let app = App::start_with(config, shutdown).await?;
+    let _ = writeln!(std::io::stdout(), "regent serves on http://{}", app.local_addr());
+    app.run().await;
+    Ok(())
+}

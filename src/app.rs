@@ -1,0 +1,323 @@
+//! Composition root: pools, domain, router; start order and drain order. The only file that sees all layers.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::broker::Broker;
+use crate::broker::error::BrokerError;
+use crate::broker::settings::{BrokerSettings, DefaultSubscription};
+use crate::config::{Config, SubscriptionMode};
+use crate::http::{self, state::AppState};
+use crate::shutdown::{Shutdown, Supervisor};
+use crate::store::migrate::{self, SchemaError};
+use crate::store::{Store, StoreError};
+
+/// Pause between two tries to reach a database that was away at boot.
+const DATABASE_RETRY: Duration = Duration::from_millis(500);
+/// Pause between two walks through the queues of the groups that are popped here: a safety net under notifications.
+const RECONCILE_EVERY: Duration = Duration::from_secs(300);
+/// Pause between two passes of the background sweep.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// Why a broker could not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// No database is configured.
+    #[error("no database: give --database-url, or let the binary run its own PostgreSQL")]
+    NoDatabase,
+    /// The URL does not parse.
+    #[error("DATABASE_URL is not usable: {0}")]
+    DatabaseUrl(#[source] sqlx::Error),
+    /// A wrong or broken database.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// The database answered the migrations but not the first query.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The address is taken or not ours.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// What was asked for.
+        address: String,
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The metrics recorder of this process is somebody else's.
+    #[error("cannot install the metrics recorder: {0}")]
+    Metrics(String),
+}
+
+/// A serving broker.
+#[derive(Debug)]
+pub struct App {
+    address: SocketAddr,
+    shutdown: Shutdown,
+    supervisor: Supervisor,
+    server: JoinHandle<()>,
+    pools: Pools,
+    broker: Arc<OnceLock<Broker>>,
+}
+
+#[derive(Clone, Debug)]
+struct Pools {
+    main: PgPool,
+    claims: PgPool,
+}
+
+impl App {
+    /// Starts a broker that ends when [`App::stop`] is called.
+    pub async fn start(config: Config) -> Result<App, StartError> {
+        App::start_with(config, Shutdown::new()).await
+    }
+
+    /// Starts a broker that ends with `shutdown`. A database that is away does not keep it from serving: it finishes
+    /// booting when the database returns (README ruling 3). A wrong database does.
+    pub async fn start_with(config: Config, shutdown: Shutdown) -> Result<App, StartError> {
+        let metrics = install_metrics()?;
+        let pools = open_pools(&config)?;
+        let supervisor = Supervisor::new(shutdown.clone());
+        let broker = Arc::new(OnceLock::new());
+        let settings = broker_settings(&config);
+        match open_broker(&pools, &settings, &shutdown, &supervisor).await {
+            Ok(open) => {
+                let _ = broker.set(open);
+            }
+            Err(error) if is_away(&error) => {
+                tracing::warn!(%error, "the database is away; serving 503 until it returns");
+                finish_boot_later(pools.clone(), settings, shutdown.clone(), &supervisor, broker.clone());
+            }
+            Err(error) => return Err(error),
+        }
+        let address = format!("{}:{}", config.http.host, config.http.port);
+        let bind = |source| StartError::Bind { address: address.clone(), source };
+        let listener = TcpListener::bind((config.http.host.as_str(), config.http.port)).await.map_err(bind)?;
+        let local = listener.local_addr().map_err(bind)?;
+        let state = AppState { broker: broker.clone(), metrics, body_bytes_max: config.http.body_bytes_max };
+        let server = tokio::spawn(serve(listener, state, shutdown.clone()));
+        Ok(App { address: local, shutdown, supervisor, server, pools, broker })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until the shutdown begins, then drains.
+    pub async fn run(self) {
+        self.shutdown.soft().cancelled().await;
+        self.drain().await;
+    }
+
+    /// Stops accepting, answers parked pops, finishes what is in flight, closes the pools.
+    pub async fn stop(self) {
+        self.shutdown.begin();
+        self.drain().await;
+    }
+
+    async fn drain(self) {
+        if let Some(broker) = self.broker.get() {
+            broker.ready().wake_everybody();
+        }
+        let hard = self.shutdown.hard().clone();
+        let server = self.server;
+        let abort = server.abort_handle();
+        tokio::select! {
+            _ = server => {}
+            () = hard.cancelled() => abort.abort(),
+        }
+        self.supervisor.stop(Duration::from_secs(5)).await;
+        self.pools.claims.close().await;
+        self.pools.main.close().await;
+        tracing::info!("shutdown complete");
+    }
+}
+
+async fn serve(listener: TcpListener, state: AppState, shutdown: Shutdown) {
+    let soft = shutdown.soft().clone();
+    let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY refused");
+        }
+    });
+    let server = axum::serve(listener, http::router(state)).with_graceful_shutdown(soft.cancelled_owned());
+    if let Err(error) = server.await {
+        tracing::error!(%error, "the HTTP server ended");
+        shutdown.begin();
+    }
+}
+
+async fn open_broker(
+    pools: &Pools,
+    settings: &BrokerSettings,
+    shutdown: &Shutdown,
+    supervisor: &Supervisor,
+) -> Result<Broker, StartError> {
+    migrate::apply(&pools.main).await?;
+    let store = Store::open(pools.main.clone(), pools.claims.clone()).await?;
+    let broker = Broker::start(store, settings.clone(), shutdown.soft().clone());
+    spawn_loops(supervisor, &broker);
+    Ok(broker)
+}
+
+/// The background loops. Each is started again if it crashes, and ends with the soft shutdown.
+fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
+    let ready = broker.ready().clone();
+    supervisor.spawn("ready_deadlines", move |stop| {
+        let ready = ready.clone();
+        async move {
+            stop.run_until_cancelled(ready.run_deadlines()).await;
+            Ok::<(), BrokerError>(())
+        }
+    });
+    let peers = broker.peers().clone();
+    supervisor.spawn("peer_heartbeat", move |stop| {
+        let peers = peers.clone();
+        async move { peers.run_heartbeat(&stop).await }
+    });
+    let peers = broker.peers().clone();
+    supervisor.spawn("peer_sender", move |stop| {
+        let peers = peers.clone();
+        async move { peers.run_sender(&stop).await }
+    });
+    let peers = broker.peers().clone();
+    supervisor.spawn("peer_listener", move |stop| {
+        let peers = peers.clone();
+        async move { peers.run_listener(&stop).await }
+    });
+    let ready = broker.ready().clone();
+    supervisor.spawn("ready_reconcile", move |stop| {
+        let ready = ready.clone();
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(RECONCILE_EVERY)).await.is_some() {
+                for group in ready.groups() {
+                    ready.reseed(&group).await;
+                }
+            }
+            Ok::<(), BrokerError>(())
+        }
+    });
+    let broker = broker.clone();
+    supervisor.spawn("sweep", move |stop| {
+        let broker = broker.clone();
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
+                if let Err(error) = broker.sweep().await {
+                    tracing::warn!(%error, "background sweep failed; next pass as planned");
+                }
+            }
+            Ok::<(), BrokerError>(())
+        }
+    });
+}
+
+fn is_away(error: &StartError) -> bool {
+    match error {
+        StartError::Schema(SchemaError::Unreachable(_)) => true,
+        StartError::Store(error) => error.is_connection(),
+        _ => false,
+    }
+}
+
+fn finish_boot_later(
+    pools: Pools,
+    settings: BrokerSettings,
+    shutdown: Shutdown,
+    supervisor: &Supervisor,
+    broker: Arc<OnceLock<Broker>>,
+) {
+    let tasks = supervisor.clone();
+    supervisor.spawn("finish_boot", move |stop| {
+        let (pools, settings, shutdown) = (pools.clone(), settings.clone(), shutdown.clone());
+        let (tasks, broker) = (tasks.clone(), broker.clone());
+        async move {
+            loop {
+                match open_broker(&pools, &settings, &shutdown, &tasks).await {
+                    Ok(open) => {
+                        let _ = broker.set(open);
+                        tracing::info!("the database is back; booted");
+                        return Ok::<(), StartError>(());
+                    }
+                    Err(error) if is_away(&error) => tracing::debug!(%error, "the database is still away"),
+                    Err(error) => {
+                        tracing::error!(%error, "FATAL: this database cannot be used");
+                        shutdown.begin();
+                        return Ok(());
+                    }
+                }
+                if stop.run_until_cancelled(tokio::time::sleep(DATABASE_RETRY)).await.is_none() {
+                    return Ok(());
+                }
+            }
+        }
+    });
+}
+
+/// What every connection is told. Index nested loops are right for every hot statement, at any table size: a plan made
+/// while a table was small must not become a scan when it has grown.
+fn open_pools(config: &Config) -> Result<Pools, StartError> {
+    let url = config.postgres.database_url.as_ref().ok_or(StartError::NoDatabase)?;
+    let timeout = config.postgres.statement_timeout_ms.to_string();
+    let options: PgConnectOptions = url.expose().parse().map_err(StartError::DatabaseUrl)?;
+    let options = options.application_name("regent").options([
+        ("TimeZone", "UTC"),
+        ("statement_timeout", timeout.as_str()),
+        ("idle_in_transaction_session_timeout", timeout.as_str()),
+        ("jit", "off"),
+        ("plan_cache_mode", "force_generic_plan"),
+        ("enable_seqscan", "off"),
+        ("enable_hashjoin", "off"),
+        ("enable_mergejoin", "off"),
+    ]);
+    let pool = |size: u32| {
+        PgPoolOptions::new()
+            .max_connections(size)
+            .acquire_timeout(Duration::from_millis(config.postgres.pool_checkout_timeout_ms))
+            .test_before_acquire(false)
+            .max_lifetime(None)
+            .idle_timeout(Duration::from_secs(600))
+    };
+    let main = pool(config.postgres.pool_size).connect_lazy_with(options.clone());
+    let claims =
+        pool(config.postgres.claim_pool_size).connect_lazy_with(options.options([("synchronous_commit", "off")]));
+    Ok(Pools { main, claims })
+}
+
+fn broker_settings(config: &Config) -> BrokerSettings {
+    BrokerSettings {
+        name: config.server_id.clone(),
+        push_shards: config.push.fusion_shards,
+        push_groups_max: config.push.fusion_queue_max,
+        push_bytes_max: config.push.fusion_bytes_max,
+        push_inflight_bytes_max: config.limits.request_bytes_max(),
+        zstd_level: i32::from(config.push.zstd_level),
+        pop_claims_max: config.postgres.claim_pool_size as usize,
+        pop_waiting_max: config.limits.requests_waiting_max,
+        long_polls_max: config.pop.long_polls_max,
+        pop_timeout_default: Duration::from_millis(config.pop.timeout_ms_default),
+        subscription_default: match config.pop.subscription_mode_default {
+            SubscriptionMode::New => DefaultSubscription::New,
+            SubscriptionMode::All => DefaultSubscription::All,
+        },
+        encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
+    }
+}
+
+/// One recorder per process, whoever starts first.
+fn install_metrics() -> Result<PrometheusHandle, StartError> {
+    static HANDLE: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
+    let handle = HANDLE.get_or_init(|| {
+        let handle = PrometheusBuilder::new().install_recorder().map_err(|error| error.to_string())?;
+        crate::metrics::register();
+        Ok(handle)
+    });
+    handle.clone().map_err(StartError::Metrics)
+}

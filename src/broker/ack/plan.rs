@@ -1,0 +1,147 @@
+//! Splitting a call into groups: pure.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::item::{AckAnswer, AckError, AckItem, AckTarget, LeaseClaim};
+use crate::ids::{IdSpace, NAME_BYTES_MAX, PartitionId};
+
+/// One ack call.
+#[derive(Debug)]
+pub struct Call {
+    /// The consumer group's name.
+    pub group_name: Arc<str>,
+    /// The items in request order.
+    pub items: Vec<AckItem>,
+}
+
+/// The items of one call on one partition under one lease, decided together (`spec/ack.md` §3.2).
+#[derive(Debug)]
+pub struct Group {
+    /// Partition.
+    pub partition: PartitionId,
+    /// Lease.
+    pub lease: LeaseClaim,
+    members: Vec<u32>,
+}
+
+impl Group {
+    /// Items of the group.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Never true: a group exists through its items.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Their positions in the call.
+    pub fn members(&self) -> impl Iterator<Item = usize> + '_ {
+        self.members.iter().map(|nth| *nth as usize)
+    }
+
+    /// The items themselves.
+    pub fn items<'a>(&'a self, call: &'a Call) -> impl Iterator<Item = &'a AckItem> + Clone {
+        self.members.iter().map(|nth| &call.items[*nth as usize])
+    }
+}
+
+/// A call, split.
+#[derive(Debug)]
+pub struct Plan {
+    /// Answers that need no database, in request order; `None` for the items of `lanes`.
+    pub answers: Vec<Option<AckAnswer>>,
+    /// Groups by partition. Lanes run concurrently; the groups of one lane keep request order.
+    pub lanes: Vec<Vec<Group>>,
+}
+
+/// Splits a call.
+pub fn plan(call: &Call, ids: IdSpace) -> Plan {
+    // Such a name cannot have a cursor, and PostgreSQL would refuse the NUL with an error of its own.
+    let nameable = call.group_name.len() <= NAME_BYTES_MAX && !call.group_name.contains('\0');
+    let mut plan = Plan { answers: vec![None; call.items.len()], lanes: Vec::new() };
+    let mut lane_of = HashMap::new();
+    let mut group_of = HashMap::new();
+    let mut last: Option<(&AckItem, (usize, usize))> = None;
+    for (nth, item) in call.items.iter().enumerate() {
+        let at = match last {
+            // Whole batches share both ids: no look-up for those.
+            Some((before, at)) if before.lease == item.lease && before.target == item.target => at,
+            _ => {
+                let known = match &item.target {
+                    AckTarget::NotUuid(text) => Err(AckError::NotUuid(text.clone())),
+                    AckTarget::Partition(wire) => {
+                        ids.partition_of(*wire).filter(|_| nameable).ok_or(AckError::ConsumerNotFound)
+                    }
+                };
+                let partition = match known {
+                    Ok(partition) => partition,
+                    Err(error) => {
+                        plan.answers[nth] = Some(AckAnswer::refused(error));
+                        continue;
+                    }
+                };
+                let lanes = &mut plan.lanes;
+                let lane = *lane_of.entry(partition).or_insert_with(|| {
+                    lanes.push(Vec::new());
+                    lanes.len() - 1
+                });
+                let group = *group_of.entry((partition, item.lease)).or_insert_with(|| {
+                    lanes[lane].push(Group { partition, lease: item.lease, members: Vec::new() });
+                    lanes[lane].len() - 1
+                });
+                (lane, group)
+            }
+        };
+        plan.lanes[at.0][at.1].members.push(nth as u32);
+        last = Some((item, at));
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::ack_decision::AckStatus;
+    use crate::ids::LeaseId;
+
+    fn item(target: AckTarget, lease: LeaseClaim) -> AckItem {
+        AckItem { target, lease, transaction: None, status: AckStatus::Completed, reason: None }
+    }
+
+    #[test]
+    fn groups_keep_request_order_within_a_partition() {
+        let ids = IdSpace::new(1, 2);
+        let on = |key: i64| AckTarget::Partition(ids.partition(PartitionId(key)));
+        let lease = |n: u128| LeaseClaim::Id(LeaseId(uuid::Uuid::from_u128(n)));
+        let items = vec![
+            item(on(5), lease(1)),
+            item(on(6), lease(1)),
+            item(on(5), lease(2)),
+            item(AckTarget::parse("nonsense"), lease(1)),
+            item(on(5), lease(1)),
+            item(AckTarget::Partition(uuid::Uuid::nil()), LeaseClaim::Absent),
+        ];
+        let call = Call { group_name: "g".into(), items };
+        let plan = plan(&call, ids);
+        let shape: Vec<Vec<(i64, Vec<usize>)>> = plan
+            .lanes
+            .iter()
+            .map(|lane| lane.iter().map(|g| (g.partition.0, g.members().collect())).collect())
+            .collect();
+        assert_eq!(shape, [vec![(5, vec![0, 4]), (5, vec![2])], vec![(6, vec![1])]]);
+        let told: Vec<_> = plan.answers.iter().flatten().map(|a| a.outcome.clone()).collect();
+        assert_eq!(told, [Err(AckError::NotUuid("nonsense".into())), Err(AckError::ConsumerNotFound)]);
+    }
+
+    #[test]
+    fn a_name_that_no_cursor_can_have_never_reaches_the_database() {
+        let ids = IdSpace::new(1, 2);
+        for name in ["a\0b".to_owned(), "x".repeat(NAME_BYTES_MAX + 1)] {
+            let target = AckTarget::Partition(ids.partition(PartitionId(1)));
+            let call = Call { group_name: name.into(), items: vec![item(target, LeaseClaim::Absent)] };
+            assert!(plan(&call, ids).lanes.is_empty());
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Claims: candidates of the ready index against the cursors of PostgreSQL, until the budget of a pop is used up.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::error::BrokerResult;
+use super::queue::Queue;
+use super::ready::{ReadyGroup, ReadyIndex, Taken};
+use super::ready_group::Verdict;
+use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::store::cursors::{AutoAckTx, ClaimOutcome, ClaimRequest, Claimed};
+use crate::store::groups::StartAt;
+use crate::store::{Store, StoreResult};
+
+/// Most candidates in one claim statement.
+const CANDIDATES_MAX: i64 = 64;
+/// Messages that release a `windowBuffer` partition early (`QUEEN_HOTLIST_WINDOW_BATCH`).
+const WINDOW_MESSAGES: i64 = 100;
+/// While other brokers may end leases, a held partition is looked at again after at most this long.
+const HOLD_MAX: Duration = Duration::from_secs(1);
+
+/// What a pop may still take.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Messages.
+    pub messages: i64,
+    /// Partitions.
+    pub partitions: i64,
+}
+
+impl Budget {
+    /// Whether nothing more may be taken.
+    pub fn is_spent(&self) -> bool {
+        self.messages <= 0 || self.partitions <= 0
+    }
+
+    fn spend(&mut self, claimed: &Claimed) {
+        self.messages -= claimed.last.0 - claimed.first.0 + 1;
+        self.partitions -= 1;
+    }
+}
+
+/// A span that this pop owns.
+#[derive(Clone, Debug)]
+pub struct ClaimedSpan {
+    /// The queue.
+    pub queue: Queue,
+    /// The group.
+    pub group: GroupId,
+    /// Span, worker, attempt.
+    pub claimed: Claimed,
+}
+
+/// Everything that one pop has claimed so far.
+#[derive(Debug, Default)]
+pub struct Claims<'a> {
+    /// The spans, in claim order.
+    pub spans: Vec<ClaimedSpan>,
+    /// Of an `autoAck` pop: candidates that stay taken until the commit, with what to think of them then.
+    held: Vec<(Taken<'a>, Vec<(PartitionId, Verdict)>)>,
+}
+
+impl Claims<'_> {
+    /// The transaction of an `autoAck` pop has committed. Dropped without this, its candidates are ready again.
+    pub fn committed(&mut self) {
+        for (mut taken, verdicts) in self.held.drain(..) {
+            for (partition, verdict) in verdicts {
+                taken.settle(partition, verdict);
+            }
+        }
+    }
+}
+
+/// How one pop claims.
+#[derive(Debug)]
+pub struct Claimer<'a> {
+    /// The store.
+    pub store: &'a Store,
+    /// The ready index.
+    pub ready: &'a ReadyIndex,
+    /// Whether other brokers work on this database.
+    pub has_peers: bool,
+    /// One id for all partitions, or `None` for an id per partition: the pop takes one at most.
+    pub shared_worker: Option<LeaseId>,
+    /// Where an unregistered group starts on a partition that it meets now.
+    pub start: StartAt,
+    /// Lease length in seconds.
+    pub lease_seconds: i64,
+}
+
+impl<'a> Claimer<'a> {
+    /// Claims from the ready partitions of one group.
+    pub async fn claim_ready(
+        &self,
+        queue: &Queue,
+        group: &Arc<ReadyGroup>,
+        budget: &mut Budget,
+        auto: &mut Option<AutoAckTx>,
+        claims: &mut Claims<'a>,
+    ) -> BrokerResult<()> {
+        while !budget.is_spent() {
+            let count = budget.partitions.min(CANDIDATES_MAX).min(budget.messages) as usize;
+            let mut taken = self.ready.take(group, count).await?;
+            if taken.partitions().is_empty() {
+                return Ok(());
+            }
+            let candidates = taken.partitions().to_vec();
+            let outcomes = self.claim(queue, group.id, &candidates, *budget, auto).await?;
+            let mut verdicts = Vec::new();
+            for (partition, outcome) in outcomes {
+                verdicts.extend(self.verdict(queue, &outcome).map(|verdict| (partition, verdict)));
+                if let ClaimOutcome::Claimed(claimed, _) = outcome {
+                    budget.spend(&claimed);
+                    claims.spans.push(ClaimedSpan { queue: queue.clone(), group: group.id, claimed });
+                }
+            }
+            if auto.is_some() {
+                claims.held.push((taken, verdicts));
+            } else {
+                for (partition, verdict) in verdicts {
+                    taken.settle(partition, verdict);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims one named partition. Answers how long to wait if it is held.
+    pub async fn claim_partition(
+        &self,
+        queue: &Queue,
+        group: GroupId,
+        partition: PartitionId,
+        budget: &mut Budget,
+        auto: &mut Option<AutoAckTx>,
+        claims: &mut Claims<'a>,
+    ) -> BrokerResult<Option<Duration>> {
+        let mut wait = None;
+        for (_, outcome) in self.claim(queue, group, &[partition], *budget, auto).await? {
+            match outcome {
+                ClaimOutcome::Claimed(claimed, _) => {
+                    budget.spend(&claimed);
+                    claims.spans.push(ClaimedSpan { queue: queue.clone(), group, claimed });
+                }
+                ClaimOutcome::NotYet(duration) => wait = Some(duration),
+                _ => {}
+            }
+        }
+        Ok(wait)
+    }
+
+    /// One claim statement; partitions that the group meets for the first time get their cursor and a second one.
+    async fn claim(
+        &self,
+        queue: &Queue,
+        group: GroupId,
+        partitions: &[PartitionId],
+        budget: Budget,
+        auto: &mut Option<AutoAckTx>,
+    ) -> BrokerResult<Vec<(PartitionId, ClaimOutcome)>> {
+        let mut outcomes = self.send(queue, group, partitions, budget, auto).await?;
+        let mut unmet: Vec<PartitionId> =
+            outcomes.iter().filter(|(_, o)| *o == ClaimOutcome::Unmet).map(|(p, _)| *p).collect();
+        if unmet.is_empty() {
+            return Ok(outcomes);
+        }
+        unmet.sort_unstable();
+        // The creation commits by itself: never inside a transaction that others would have to wait for.
+        self.store.seed_cursors(group, &unmet, self.start).await?;
+        outcomes.retain(|(_, o)| *o != ClaimOutcome::Unmet);
+        let mut left = budget;
+        for (_, outcome) in &outcomes {
+            if let ClaimOutcome::Claimed(claimed, _) = outcome {
+                left.spend(claimed);
+            }
+        }
+        if left.is_spent() {
+            outcomes.extend(unmet.into_iter().map(|p| (p, ClaimOutcome::LeftOver)));
+        } else {
+            outcomes.extend(self.send(queue, group, &unmet, left, auto).await?);
+        }
+        Ok(outcomes)
+    }
+
+    async fn send(
+        &self,
+        queue: &Queue,
+        group: GroupId,
+        partitions: &[PartitionId],
+        budget: Budget,
+        auto: &mut Option<AutoAckTx>,
+    ) -> StoreResult<Vec<(PartitionId, ClaimOutcome)>> {
+        let ids = self.store.ids();
+        let candidates: Vec<(PartitionId, LeaseId)> =
+            partitions.iter().map(|p| (*p, self.shared_worker.unwrap_or_else(|| ids.lease_on(*p)))).collect();
+        let request = ClaimRequest {
+            group,
+            candidates: &candidates,
+            messages_max: budget.messages,
+            partitions_max: budget.partitions,
+            lease_seconds: self.lease_seconds,
+            delay_seconds: queue.options.delayed_processing,
+            window_seconds: queue.options.window_buffer,
+            window_messages: WINDOW_MESSAGES,
+        };
+        match auto {
+            Some(tx) => tx.claim(&request).await,
+            None => self.store.claim(&request).await,
+        }
+    }
+
+    /// What the ready index should think of a partition after this outcome; `None` leaves it ready.
+    fn verdict(&self, queue: &Queue, outcome: &ClaimOutcome) -> Option<Verdict> {
+        let hold = |wait: Duration, more: bool, eager: bool| {
+            let wait = if self.has_peers { wait.min(HOLD_MAX) } else { wait };
+            Some(Verdict::Hold { until: Instant::now() + wait, more, eager })
+        };
+        match outcome {
+            ClaimOutcome::Claimed(claimed, more) if claimed.is_leased => {
+                hold(Duration::from_secs(self.lease_seconds as u64), *more, false)
+            }
+            ClaimOutcome::Claimed(_, true) => Some(Verdict::Again),
+            ClaimOutcome::Claimed(_, false) | ClaimOutcome::Empty | ClaimOutcome::Gone => Some(Verdict::Empty),
+            ClaimOutcome::NotYet(wait) => hold(*wait, true, queue.options.window_buffer > 0),
+            ClaimOutcome::LeftOver | ClaimOutcome::Unmet => None,
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The domain: actors, decisions, policies. It knows no HTTP and no SQL.
+
+pub mod ack;
+pub mod ack_decision;
+pub mod claim;
+pub mod configure;
+pub mod delivery;
+pub mod encryption;
+pub mod error;
+pub mod grants;
+pub mod group;
+pub mod parking;
+pub mod peers;
+pub mod pop;
+pub mod push;
+pub mod push_flush;
+pub mod push_fusion;
+pub mod queue;
+pub mod ready;
+pub mod ready_group;
+pub mod resolver;
+pub mod segment;
+pub mod settings;
+pub mod waiter;
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::store::Store;
+use ack::{AckAnswer, AckItem, AckPipeline, AckSettings};
+use configure::{ConfigureError, ConfigureRequest};
+use encryption::Encryption;
+use error::{BrokerError, BrokerResult};
+use grants::Grants;
+use group::GroupDirectory;
+use parking::Parking;
+use peers::Peers;
+use pop::{PopAnswer, PopPath, PopRequest};
+use push::{PushItem, PushPath, PushResult};
+use push_fusion::PushFusion;
+use queue::{Queue, QueueDirectory};
+use ready::ReadyIndex;
+use settings::BrokerSettings;
+
+/// The only door that HTTP may use. A cheap clone; every method is a short delegation.
+#[derive(Clone, Debug)]
+pub struct Broker {
+    store: Store,
+    queues: QueueDirectory,
+    groups: GroupDirectory,
+    ready: ReadyIndex,
+    peers: Peers,
+    push: PushPath,
+    pop: PopPath,
+    ack: AckPipeline,
+    encryption: Encryption,
+}
+
+/// Outcome of a lease extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// Rows extended.
+    pub renewed: i64,
+    /// The earliest expiry among them.
+    pub expires_at: Option<DateTime<Utc>>,
+}
+
+impl Broker {
+    /// Puts the paths together over an open store. `stop` ends the push shards and answers parked pops.
+    pub fn start(store: Store, settings: BrokerSettings, stop: CancellationToken) -> Broker {
+        let queues = QueueDirectory::new(store.clone());
+        let groups = GroupDirectory::new(store.clone());
+        let ready = ReadyIndex::new(store.clone(), queues.clone());
+        let encryption = Encryption::new(settings.encryption_key);
+        let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
+        let peers = Peers::new(
+            settings.name.clone(),
+            store.clone(),
+            queues.clone(),
+            groups.clone(),
+            ready.clone(),
+            parking.clone(),
+        );
+        let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
+        let push = PushPath::new(queues.clone(), fusion, encryption.clone());
+        let released = {
+            let ready = ready.clone();
+            move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
+        };
+        let ack = AckPipeline::start(Arc::new(store.clone()), AckSettings::default(), Arc::new(released));
+        let pop = PopPath {
+            store: store.clone(),
+            queues: queues.clone(),
+            groups: groups.clone(),
+            ready: ready.clone(),
+            grants: Grants::default(),
+            parking,
+            claims: Arc::new(Semaphore::new(settings.pop_claims_max)),
+            stop,
+            settings: Arc::new(settings),
+        };
+        Broker { store, queues, groups, ready, peers, push, pop, ack, encryption }
+    }
+
+    /// `POST /api/v1/push`.
+    pub async fn push(&self, items: &[PushItem<'_>], producer_sub: Option<&str>) -> BrokerResult<Vec<PushResult>> {
+        self.push.push(items, producer_sub).await
+    }
+
+    /// The three pop routes.
+    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
+        self.pop.pop(request).await
+    }
+
+    /// Both ack routes: one answer per item, in order; no failure is the call's.
+    pub async fn ack(&self, group: &str, items: Vec<AckItem>) -> Vec<AckAnswer> {
+        self.ack.ack(group, items).await
+    }
+
+    /// `POST /api/v1/lease/:leaseId/extend`. `lease` is whatever text the client sent.
+    pub async fn extend_lease(&self, lease: &str, seconds: i64) -> BrokerResult<Extension> {
+        let Some(lease) = LeaseId::parse(lease) else {
+            return Ok(Extension { renewed: 0, expires_at: None });
+        };
+        let seconds = seconds.clamp(1, crate::store::cursors::LEASE_SECONDS_MAX);
+        let extended = self.store.extend_lease(lease, seconds).await?;
+        Ok(Extension { renewed: extended.renewed, expires_at: extended.expires_at })
+    }
+
+    /// `POST /api/v1/configure`.
+    pub async fn configure(&self, request: &ConfigureRequest) -> BrokerResult<Queue> {
+        let apply = |present| request.apply(present);
+        // Parsing has applied the request once, so it cannot fail here unless a stored value is out of its range.
+        let queue = self
+            .queues
+            .configure(&request.queue, |present| match apply(present) {
+                Ok(options) => options,
+                Err(ConfigureError::QueueRequired | ConfigureError::Mode(_) | ConfigureError::Option { .. }) => {
+                    crate::store::queues::QueueOptions::default()
+                }
+            })
+            .await?;
+        self.ready.reconsider(queue.id);
+        self.peers.configured(&queue.name);
+        Ok(queue)
+    }
+
+    /// `DELETE /api/v1/resources/queues/:queue`: whether it existed.
+    pub async fn delete_queue(&self, name: &str) -> BrokerResult<bool> {
+        let deleted = self.store.delete_queue(name).await?;
+        for id in [self.queues.forget(name), deleted].into_iter().flatten() {
+            self.groups.forget_queue(id);
+            self.ready.forget_queue(id);
+        }
+        if let Some(id) = deleted {
+            self.peers.deleted(name, id);
+        }
+        Ok(deleted.is_some())
+    }
+
+    /// A real round trip to PostgreSQL.
+    pub async fn ping(&self) -> BrokerResult<()> {
+        self.store.ping().await.map_err(BrokerError::from)
+    }
+
+    /// What a stored payload reads as: envelopes are opened if the key fits.
+    pub fn open_payload(&self, stored: &[u8]) -> Option<Vec<u8>> {
+        self.encryption.open(stored)
+    }
+
+    /// The ids of this database on the wire.
+    pub fn ids(&self) -> crate::ids::IdSpace {
+        self.store.ids()
+    }
+
+    /// How long a pop waits that names no timeout.
+    pub fn pop_timeout_default(&self) -> std::time::Duration {
+        self.pop.settings.pop_timeout_default
+    }
+
+    /// The ready index, for the background tasks that feed it.
+    pub fn ready(&self) -> &ReadyIndex {
+        &self.ready
+    }
+
+    /// The link to other brokers, for its background tasks.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// One pass of what is cleaned up in the background.
+    pub async fn sweep(&self) -> BrokerResult<()> {
+        const ROWS_MAX: i64 = 1000;
+        self.ready.trim_idle_groups();
+        while self.store.purge_leases(ROWS_MAX).await? == ROWS_MAX as u64 {}
+        Ok(())
+    }
+}

@@ -1,0 +1,274 @@
+//! Other brokers on the same database: what this one tells them and what it makes of their words.
+//!
+//! Every notification is a hint that saves time. What is lost is found by the walk that follows a lost connection, by
+//! the periodic walk, and by the cap on how long a held partition is believed to be held.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::error::BrokerResult;
+use super::group::GroupDirectory;
+use super::parking::Parking;
+use super::push_flush::Appended;
+use super::queue::QueueDirectory;
+use super::ready::ReadyIndex;
+use crate::ids::{PartitionId, QueueId};
+use crate::store::Store;
+
+/// PostgreSQL refuses payloads of 8,000 bytes.
+const PAYLOAD_BYTES_MAX: usize = 7_900;
+/// Partitions per message: their ids fit the payload whatever their length.
+const PARTITIONS_PER_MESSAGE: usize = 350;
+/// Partitions that may wait to be announced; more and the whole queue is announced instead.
+const PENDING_PARTITIONS_MAX: usize = 20_000;
+/// Pause between two heartbeats.
+const HEARTBEAT_EVERY: Duration = Duration::from_secs(2);
+/// Pause before a lost listener is tried again.
+const LISTEN_RETRY: Duration = Duration::from_millis(500);
+
+/// One announcement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Word {
+    /// I have just started: answer by remembering me.
+    Hello,
+    /// Messages landed in these partitions of a queue.
+    Landed(i32, Vec<i64>),
+    /// Messages landed somewhere in a queue: too many partitions to name.
+    LandedWidely(i32),
+    /// The options of a queue changed.
+    Configured(String),
+    /// A queue was deleted.
+    Deleted(String, i32),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    from: Uuid,
+    word: Word,
+}
+
+/// The link to the other brokers. A cheap clone.
+#[derive(Clone, Debug)]
+pub struct Peers {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    id: Uuid,
+    name: String,
+    store: Store,
+    queues: QueueDirectory,
+    groups: GroupDirectory,
+    ready: ReadyIndex,
+    parking: Parking,
+    pending: Mutex<Pending>,
+    something_pending: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    landed: BTreeMap<QueueId, Option<BTreeSet<PartitionId>>>,
+    partitions: usize,
+    words: Vec<Word>,
+}
+
+impl Peers {
+    /// A link that knows nobody yet.
+    pub fn new(
+        name: String,
+        store: Store,
+        queues: QueueDirectory,
+        groups: GroupDirectory,
+        ready: ReadyIndex,
+        parking: Parking,
+    ) -> Peers {
+        let (pending, something_pending) = (Mutex::default(), Notify::new());
+        let id = Uuid::new_v4();
+        let inner = Inner { id, name, store, queues, groups, ready, parking, pending, something_pending };
+        Peers { inner: Arc::new(inner) }
+    }
+
+    /// Messages were committed here.
+    pub fn landed(&self, appended: &[Appended]) {
+        if !self.inner.parking.has_peers() {
+            return;
+        }
+        let mut pending = self.pending();
+        for append in appended {
+            if pending.partitions >= PENDING_PARTITIONS_MAX {
+                pending.landed.insert(append.queue, None);
+            } else if let Some(set) = pending.landed.entry(append.queue).or_insert_with(|| Some(BTreeSet::new()))
+                && set.insert(append.partition)
+            {
+                pending.partitions += 1;
+            }
+        }
+        drop(pending);
+        self.inner.something_pending.notify_one();
+    }
+
+    /// The options of a queue changed here.
+    pub fn configured(&self, queue: &str) {
+        self.say(Word::Configured(queue.to_owned()));
+    }
+
+    /// A queue was deleted here.
+    pub fn deleted(&self, queue: &str, id: QueueId) {
+        self.say(Word::Deleted(queue.to_owned(), id.0));
+    }
+
+    fn say(&self, word: Word) {
+        self.pending().words.push(word);
+        self.inner.something_pending.notify_one();
+    }
+
+    /// Sends what is pending, for ever: one statement at a time, whatever gathers meanwhile goes with the next.
+    pub async fn run_sender(&self, stop: &CancellationToken) -> BrokerResult<()> {
+        while stop.run_until_cancelled(self.inner.something_pending.notified()).await.is_some() {
+            let payloads = self.take_payloads();
+            if !payloads.is_empty()
+                && let Err(error) = self.inner.store.notify(&payloads).await
+            {
+                metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_LOST).increment(payloads.len() as u64);
+                tracing::debug!(%error, "notifications lost; other brokers find out by their own walks");
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps this broker on the list and knows whether it is alone.
+    pub async fn run_heartbeat(&self, stop: &CancellationToken) -> BrokerResult<()> {
+        loop {
+            match self.inner.store.heartbeat(self.inner.id, &self.inner.name).await {
+                Ok(others) => self.inner.parking.set_peers(others > 0),
+                // Alone or not cannot be known: speak, in case.
+                Err(error) => {
+                    tracing::debug!(%error, "heartbeat failed");
+                    self.inner.parking.set_peers(true);
+                }
+            }
+            if stop.run_until_cancelled(tokio::time::sleep(HEARTBEAT_EVERY)).await.is_none() {
+                break;
+            }
+        }
+        self.inner.store.sign_off(self.inner.id).await?;
+        Ok(())
+    }
+
+    /// Listens to the others, for ever.
+    pub async fn run_listener(&self, stop: &CancellationToken) -> BrokerResult<()> {
+        let listening = async {
+            loop {
+                match self.inner.store.listen().await {
+                    Ok(mut notifications) => {
+                        self.say(Word::Hello);
+                        self.catch_up().await;
+                        while let Ok(Some(payload)) = notifications.next().await {
+                            self.hear(&payload);
+                        }
+                        tracing::info!("lost the notification connection; listening again");
+                    }
+                    Err(error) => tracing::debug!(%error, "cannot listen for notifications"),
+                }
+                tokio::time::sleep(LISTEN_RETRY).await;
+            }
+        };
+        stop.run_until_cancelled(listening).await.unwrap_or(Ok(()))
+    }
+
+    /// What was said while nobody listened is looked up: options are read again, ready partitions walked again.
+    async fn catch_up(&self) {
+        self.inner.queues.forget_all();
+        for group in self.inner.ready.groups() {
+            self.inner.ready.reseed(&group).await;
+        }
+    }
+
+    fn hear(&self, payload: &str) {
+        let Ok(Envelope { from, word }) = serde_json::from_str(payload) else {
+            tracing::warn!(payload, "a notification that this version does not understand");
+            return;
+        };
+        if from == self.inner.id {
+            return;
+        }
+        metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_HEARD).increment(1);
+        self.inner.parking.set_peers(true);
+        match word {
+            Word::Hello => {}
+            Word::Landed(queue, partitions) => {
+                let appended: Vec<Appended> = partitions
+                    .into_iter()
+                    .map(|id| Appended { queue: QueueId(queue), partition: PartitionId(id) })
+                    .collect();
+                self.inner.ready.appended(&appended);
+            }
+            Word::LandedWidely(queue) => {
+                for group in self.inner.ready.groups().into_iter().filter(|g| g.queue == QueueId(queue)) {
+                    let ready = self.inner.ready.clone();
+                    tokio::spawn(async move { ready.reseed(&group).await });
+                }
+            }
+            Word::Configured(name) => {
+                if let Some(id) = self.inner.queues.forget(&name) {
+                    self.inner.ready.reconsider(id);
+                }
+            }
+            Word::Deleted(name, id) => {
+                for id in [self.inner.queues.forget(&name), Some(QueueId(id))].into_iter().flatten() {
+                    self.inner.groups.forget_queue(id);
+                    self.inner.ready.forget_queue(id);
+                }
+            }
+        }
+    }
+
+    fn take_payloads(&self) -> Vec<String> {
+        let Pending { landed, words, .. } = std::mem::take(&mut *self.pending());
+        let mut all = words;
+        for (queue, partitions) in landed {
+            match partitions {
+                None => all.push(Word::LandedWidely(queue.0)),
+                Some(set) => {
+                    let ids: Vec<i64> = set.into_iter().map(|p| p.0).collect();
+                    all.extend(ids.chunks(PARTITIONS_PER_MESSAGE).map(|chunk| Word::Landed(queue.0, chunk.to_vec())));
+                }
+            }
+        }
+        let from = self.inner.id;
+        let payloads = all.into_iter().filter_map(|word| serde_json::to_string(&Envelope { from, word }).ok());
+        payloads.filter(|payload| payload.len() <= PAYLOAD_BYTES_MAX).collect()
+    }
+
+    fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
+        self.inner.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_word_survives_the_wire_and_fits_the_payload() {
+        for word in [
+            Word::Hello,
+            Word::Landed(i32::MAX, vec![i64::MAX; PARTITIONS_PER_MESSAGE]),
+            Word::LandedWidely(1),
+            Word::Configured("q".repeat(1024)),
+            Word::Deleted("\"".repeat(1024), 2),
+        ] {
+            let text = serde_json::to_string(&Envelope { from: Uuid::nil(), word: word.clone() }).unwrap();
+            assert!(text.len() <= PAYLOAD_BYTES_MAX, "{}", text.len());
+            assert_eq!(serde_json::from_str::<Envelope>(&text).unwrap().word, word);
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! The pop path: claim, read, deliver; or park until something may be there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::claim::{Budget, Claimer, Claims};
+use super::delivery::{self, Delivered};
+use super::error::{BrokerError, BrokerResult};
+use super::grants::Grants;
+use super::group::{GroupDirectory, Subscription};
+use super::parking::{Parked, Parking};
+use super::queue::{self, Queue, QueueDirectory};
+use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
+use super::settings::BrokerSettings;
+use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::store::Store;
+use crate::store::cursors::AutoAckTx;
+use crate::store::groups::StartAt;
+
+/// Most messages of one answer (`spec/push-pop.md` §9).
+pub const BATCH_MAX: i64 = 10_000;
+/// Longest long poll (`spec/push-pop.md` §7.2).
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(600);
+
+/// Which partitions a pop may serve (`spec/push-pop.md` §7.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Any of one queue.
+    Queue(String),
+    /// Exactly this one of a queue.
+    Partition(String, String),
+    /// Any of every queue whose labels match; at least one is given.
+    Labels {
+        /// Exact namespace.
+        namespace: Option<String>,
+        /// Exact task.
+        task: Option<String>,
+    },
+}
+
+/// One pop.
+#[derive(Clone, Debug)]
+pub struct PopRequest {
+    /// Where from.
+    pub scope: Scope,
+    /// Reading group.
+    pub group: String,
+    /// Message budget, 1 to [`BATCH_MAX`].
+    pub batch: i64,
+    /// Partition budget, at least 1.
+    pub partitions: i64,
+    /// Commit at once instead of leasing.
+    pub auto_ack: bool,
+    /// Park when there is nothing.
+    pub wait: bool,
+    /// How long at most, from arrival.
+    pub timeout: Duration,
+    /// Lease length of this call, seconds, if positive.
+    pub lease_seconds: Option<i64>,
+    /// Where the group starts at first contact.
+    pub subscription: Subscription,
+}
+
+/// What was delivered.
+#[derive(Debug)]
+pub struct PopAnswer {
+    /// Lease id of all messages; `None` with `autoAck`.
+    pub lease: Option<LeaseId>,
+    /// The messages by partition, in claim order; every one has some.
+    pub delivered: Vec<Delivered>,
+}
+
+/// The pop path of one broker.
+#[derive(Clone, Debug)]
+pub struct PopPath {
+    /// The store.
+    pub store: Store,
+    /// Queue rows.
+    pub queues: QueueDirectory,
+    /// Group keys.
+    pub groups: GroupDirectory,
+    /// Ready partitions.
+    pub ready: ReadyIndex,
+    /// Told of every lease that was granted.
+    pub grants: Grants,
+    /// Bounds of parked and claiming pops.
+    pub parking: Parking,
+    /// Claims that run at the same time.
+    pub claims: Arc<Semaphore>,
+    /// Fires when parked pops are to be answered.
+    pub stop: CancellationToken,
+    /// Limits.
+    pub settings: Arc<BrokerSettings>,
+}
+
+/// What one look found to wait for.
+struct Miss {
+    groups: Vec<Arc<ReadyGroup>>,
+    keys: Vec<WakeKey>,
+    again_after: Option<Duration>,
+}
+
+enum Attempt {
+    Served(PopAnswer),
+    Nothing(Miss),
+}
+
+impl PopPath {
+    /// Serves one pop; `None` when nothing came before the deadline. Dropping the future (the client hung up) parks,
+    /// claims and leaks nothing; a claim already sent ends by expiry (I15).
+    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
+        let deadline = Instant::now() + request.timeout.min(TIMEOUT_MAX);
+        let mut create = true;
+        loop {
+            let miss = match self.attempt(request, create, deadline).await? {
+                Attempt::Served(answer) => return Ok(Some(answer)),
+                Attempt::Nothing(miss) => miss,
+            };
+            create = false;
+            if !request.wait || Instant::now() >= deadline || self.stop.is_cancelled() {
+                return Ok(None);
+            }
+            let mut parked = self.parking.park(miss.groups, &self.ready, miss.keys)?;
+            // A pop that waits by name was not listed while it looked: look once more now that it is.
+            let mut again_after = miss.again_after;
+            if parked.is_keyed() {
+                match self.attempt(request, false, deadline).await? {
+                    Attempt::Served(answer) => return Ok(Some(answer)),
+                    Attempt::Nothing(miss) => again_after = miss.again_after,
+                }
+            }
+            self.sleep(&mut parked, deadline, again_after).await;
+        }
+    }
+
+    async fn sleep(&self, parked: &mut Parked, deadline: Instant, again_after: Option<Duration>) {
+        let until = again_after.map_or(deadline, |wait| deadline.min(Instant::now() + wait));
+        tokio::select! {
+            () = parked.woken() => {}
+            () = tokio::time::sleep_until(until.into()) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    async fn attempt(&self, request: &PopRequest, create: bool, deadline: Instant) -> BrokerResult<Attempt> {
+        let _permit = self.parking.claim_permit(&self.claims).await?;
+        match &request.scope {
+            Scope::Queue(name) => {
+                let queue = match self.queues.find(name).await? {
+                    Some(queue) => Some(queue),
+                    None if create => self.queues.find_or_create(&[name]).await?.remove(name),
+                    None => None,
+                };
+                let Some(queue) = queue else {
+                    return Ok(Attempt::nothing_but(vec![WakeKey::Queue(name.clone())]));
+                };
+                self.attempt_queues(request, vec![queue], Vec::new(), deadline).await
+            }
+            Scope::Labels { namespace, task } => {
+                let queues = self.queues.find_by_label(namespace.as_deref(), task.as_deref()).await?;
+                let key = WakeKey::Labels(namespace.clone(), task.clone());
+                self.attempt_queues(request, queues, vec![key], deadline).await
+            }
+            Scope::Partition(name, partition) => {
+                let unknown = || Attempt::nothing_but(vec![WakeKey::Queue(name.clone())]);
+                let Some(queue) = self.queues.find(name).await? else { return Ok(unknown()) };
+                let Some(partition) = self.store.find_partition(queue.id, partition).await? else {
+                    return Ok(unknown());
+                };
+                self.attempt_partition(request, queue, partition).await
+            }
+        }
+    }
+
+    /// Wildcard and discovery: the ready partitions of each queue in turn, starting somewhere else each time.
+    async fn attempt_queues(
+        &self,
+        request: &PopRequest,
+        mut queues: Vec<Queue>,
+        keys: Vec<WakeKey>,
+        deadline: Instant,
+    ) -> BrokerResult<Attempt> {
+        if queues.len() > 1 {
+            let start = rand::random_range(0..queues.len());
+            queues.rotate_left(start);
+        }
+        let start = request.subscription.start(&request.group, self.settings.subscription_default);
+        let mut groups = Vec::with_capacity(queues.len());
+        for queue in queues {
+            match self.groups.register(&queue, &request.group, start).await? {
+                Some(id) => groups.push((self.ready.group(queue.id, id), queue)),
+                None => {
+                    self.queues.forget(&queue.name);
+                }
+            }
+        }
+        if let ([(group, queue)], true) = (groups.as_slice(), keys.is_empty()) {
+            self.wait_for_more(request, queue, group, deadline).await?;
+        }
+        let mut budget = Budget { messages: request.batch, partitions: request.partitions };
+        let mut auto = self.begin(request).await?;
+        let worker = (request.partitions > 1).then(|| self.store.ids().lease_on_many());
+        let mut claims = Claims::default();
+        for (group, queue) in &groups {
+            let claimer = self.claimer(request, queue, worker, start);
+            claimer.claim_ready(queue, group, &mut budget, &mut auto, &mut claims).await?;
+            if budget.is_spent() {
+                break;
+            }
+        }
+        match self.serve(request, claims, auto, worker).await? {
+            Some(answer) => Ok(Attempt::Served(answer)),
+            None => {
+                // Discovery waits by label: it never stands in the lists of thousands of groups.
+                let groups =
+                    if keys.is_empty() { groups.into_iter().map(|(group, _)| group).collect() } else { Vec::new() };
+                Ok(Attempt::Nothing(Miss { groups, keys, again_after: None }))
+            }
+        }
+    }
+
+    async fn attempt_partition(
+        &self,
+        request: &PopRequest,
+        queue: Queue,
+        partition: PartitionId,
+    ) -> BrokerResult<Attempt> {
+        let Some(group) = self.groups.find_or_create(&queue, &request.group).await? else {
+            self.queues.forget(&queue.name);
+            return Ok(Attempt::nothing_but(vec![WakeKey::Known(partition)]));
+        };
+        let start = request.subscription.start(&request.group, self.settings.subscription_default);
+        let claimer = self.claimer(request, &queue, None, start);
+        let mut budget = Budget { messages: request.batch, partitions: 1 };
+        let mut auto = self.begin(request).await?;
+        let mut claims = Claims::default();
+        let again_after =
+            claimer.claim_partition(&queue, group, partition, &mut budget, &mut auto, &mut claims).await?;
+        match self.serve(request, claims, auto, None).await? {
+            Some(answer) => Ok(Attempt::Served(answer)),
+            None => {
+                Ok(Attempt::Nothing(Miss { groups: Vec::new(), keys: vec![WakeKey::Known(partition)], again_after }))
+            }
+        }
+    }
+
+    async fn begin(&self, request: &PopRequest) -> BrokerResult<Option<AutoAckTx>> {
+        Ok(if request.auto_ack { Some(self.store.begin_auto_ack().await?) } else { None })
+    }
+
+    fn claimer(&self, request: &PopRequest, queue: &Queue, worker: Option<LeaseId>, start: StartAt) -> Claimer<'_> {
+        Claimer {
+            store: &self.store,
+            ready: &self.ready,
+            has_peers: self.parking.has_peers(),
+            shared_worker: worker,
+            start,
+            lease_seconds: queue::lease_seconds(request.lease_seconds, &queue.options),
+        }
+    }
+
+    /// Reads what was claimed and makes the answer; `None` if nothing was, or if retention took it meanwhile.
+    async fn serve(
+        &self,
+        request: &PopRequest,
+        mut claims: Claims<'_>,
+        auto: Option<AutoAckTx>,
+        shared_worker: Option<LeaseId>,
+    ) -> BrokerResult<Option<PopAnswer>> {
+        if claims.spans.is_empty() {
+            return Ok(None);
+        }
+        let spans = delivery::spans(&claims.spans);
+        let owned = std::mem::take(&mut claims.spans);
+        let bytes_max = delivery::DELIVERY_BYTES_MAX as i64;
+        let mut delivered = match auto {
+            None => {
+                let segments = self.store.read_segments(&spans, bytes_max).await?;
+                let delivered = delivery::deliver(owned, segments)?;
+                self.shrink_leases(&delivered).await?;
+                delivered
+            }
+            Some(mut tx) => {
+                let segments = tx.read_segments(&spans, bytes_max).await?;
+                let delivered = delivery::deliver(owned, segments)?;
+                for (group, ends) in by_group(&delivered) {
+                    let back: Vec<_> =
+                        ends.into_iter().map(|(p, end, committed)| (p, end.unwrap_or(committed))).collect();
+                    tx.shrink(group, &back).await?;
+                }
+                tx.commit().await?;
+                claims.committed();
+                for part in delivered.iter().filter(|d| d.shrunk().is_some()) {
+                    self.ready.mark(part.span.queue.id, part.span.claimed.partition);
+                }
+                delivered
+            }
+        };
+        delivered.retain(|part| part.end.is_some());
+        let Some(first) = delivered.first() else { return Ok(None) };
+        if request.auto_ack {
+            return Ok(Some(PopAnswer { lease: None, delivered }));
+        }
+        let lease = shared_worker.unwrap_or(first.span.claimed.worker);
+        let seconds = queue::lease_seconds(request.lease_seconds, &first.span.queue.options);
+        if shared_worker.is_some() {
+            let partitions: Vec<PartitionId> = delivered.iter().map(|d| d.span.claimed.partition).collect();
+            self.store.record_lease(lease, &partitions, seconds).await?;
+        }
+        for part in &delivered {
+            let seconds = queue::lease_seconds(request.lease_seconds, &part.span.queue.options);
+            self.grants.granted(&request.group, part, Duration::from_secs(seconds as u64)).await;
+        }
+        Ok(Some(PopAnswer { lease: Some(lease), delivered }))
+    }
+
+    async fn shrink_leases(&self, delivered: &[Delivered]) -> BrokerResult<()> {
+        for (group, ends) in by_group(delivered) {
+            let worker = delivered.iter().find(|d| d.span.group == group).map(|d| d.span.claimed.worker);
+            let ends: Vec<_> = ends.into_iter().map(|(p, end, _)| (p, end)).collect();
+            if let Some(worker) = worker {
+                self.store.shrink_leases(group, worker, &ends).await?;
+            }
+            for part in delivered.iter().filter(|d| d.span.group == group && d.shrunk().is_some()) {
+                let release = if part.end.is_none() {
+                    super::ready_group::Release::Redeliver
+                } else {
+                    continue;
+                };
+                self.ready.released(group, part.span.claimed.partition, release);
+            }
+        }
+        Ok(())
+    }
+
+    /// `minPopWaitTime`: an under-full waiting pop of several messages gives more of them time to come. It holds no
+    /// lease, no connection and no lock meanwhile (`spec/push-pop.md` §6.3).
+    async fn wait_for_more(
+        &self,
+        request: &PopRequest,
+        queue: &Queue,
+        group: &Arc<ReadyGroup>,
+        deadline: Instant,
+    ) -> BrokerResult<()> {
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        let wait = Duration::from_millis(u64::try_from(queue.options.min_pop_wait_time).unwrap_or(0));
+        if wait.is_zero() || !request.wait || request.batch <= 1 {
+            return Ok(());
+        }
+        let end = deadline.min(Instant::now() + wait);
+        loop {
+            let candidates = {
+                let taken = self.ready.take(group, request.partitions.min(64) as usize).await?;
+                taken.partitions().to_vec()
+            };
+            if candidates.is_empty() {
+                return Ok(());
+            }
+            let deliverable = self.store.count_deliverable(group.id, &candidates).await?;
+            if deliverable == 0 || deliverable >= request.batch || Instant::now() >= end || self.stop.is_cancelled() {
+                return Ok(());
+            }
+            tokio::time::sleep_until(end.min(Instant::now() + LOOK_EVERY).into()).await;
+        }
+    }
+}
+
+/// The spans whose delivery ended early, by group: (partition, end, cursor at the claim).
+fn by_group(
+    delivered: &[Delivered],
+) -> Vec<(GroupId, Vec<(PartitionId, Option<crate::ids::Offset>, crate::ids::Offset)>)> {
+    let mut groups: Vec<(GroupId, Vec<_>)> = Vec::new();
+    for part in delivered {
+        let Some(end) = part.shrunk() else { continue };
+        let row = (part.span.claimed.partition, end, part.span.claimed.committed);
+        match groups.iter_mut().find(|(id, _)| *id == part.span.group) {
+            Some((_, rows)) => rows.push(row),
+            None => groups.push((part.span.group, vec![row])),
+        }
+    }
+    groups
+}
+
+impl Attempt {
+    fn nothing_but(keys: Vec<WakeKey>) -> Attempt {
+        Attempt::Nothing(Miss { groups: Vec::new(), keys, again_after: None })
+    }
+}
+
+/// The error of a pop that could not be admitted.
+pub(super) fn overloaded(what: &'static str, retry_after_seconds: u32) -> BrokerError {
+    BrokerError::Overloaded { what, retry_after_seconds }
+}

@@ -1,0 +1,283 @@
+//! One push flush: the transaction that locks partitions, decides duplicates, allocates offsets and stores segments.
+
+use std::collections::{BTreeMap, HashMap};
+
+use uuid::Uuid;
+
+use super::push::{JobError, JobOutcome, StoredItem};
+use super::push_fusion::PushJob;
+use super::segment::{self, Frames};
+use crate::ids::{Offset, PartitionId, QueueId, TransactionHash};
+use crate::store::messages::{AppendTx, NewSegment};
+use crate::store::partitions::{LockedPartition, PartitionKey};
+use crate::store::queues::corrupt;
+use crate::store::{Store, StoreError, StoreResult};
+
+/// Window, in seconds, in which a retried flush looks for its own earlier commit when the queue does not deduplicate.
+const LOOK_UP_SECONDS: i32 = 900;
+
+/// The jobs of one partition in one flush, in arrival order.
+#[derive(Debug)]
+pub struct PartitionBatch {
+    /// The partition.
+    pub key: PartitionKey,
+    /// The jobs.
+    pub jobs: Vec<PushJob>,
+}
+
+/// A partition that got messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// Its queue.
+    pub queue: QueueId,
+    /// Its key.
+    pub partition: PartitionId,
+}
+
+/// A committed flush.
+#[derive(Debug)]
+pub struct Flushed {
+    /// Per partition, per job.
+    pub outcomes: Vec<Vec<JobOutcome>>,
+    /// What to announce.
+    pub appended: Vec<Appended>,
+}
+
+/// Sorts jobs into partitions, by key: the order in which missing partitions are made.
+pub fn by_partition(jobs: Vec<PushJob>) -> Vec<PartitionBatch> {
+    let mut batches: BTreeMap<PartitionKey, Vec<PushJob>> = BTreeMap::new();
+    for job in jobs {
+        batches.entry(job.key.clone()).or_default().push(job);
+    }
+    batches.into_iter().map(|(key, jobs)| PartitionBatch { key, jobs }).collect()
+}
+
+/// Stores the batches in one transaction. With `look_up`, an earlier try may have committed: messages found stored
+/// under the very ids minted here are reported as stored.
+pub async fn flush(store: &Store, batches: &[PartitionBatch], zstd_level: i32, look_up: bool) -> StoreResult<Flushed> {
+    let keys: Vec<PartitionKey> = batches.iter().map(|b| b.key.clone()).collect();
+    let (mut tx, locked) = lock_all(store, &keys).await?;
+    let known = probe(&mut tx, batches, &locked, look_up).await?;
+    let mut segments = Vec::new();
+    let mut decided = Vec::with_capacity(batches.len());
+    for batch in batches {
+        decided.push(match locked.get(&batch.key) {
+            None => None,
+            Some(partition) => {
+                let dedup = known.get(&partition.id);
+                let plan = decide(batch, partition, dedup);
+                segments.extend(build_segments(batch, partition, &plan, zstd_level));
+                Some((partition, plan))
+            }
+        });
+    }
+    let mut outcomes = Vec::with_capacity(batches.len());
+    for (batch, decided) in batches.iter().zip(&decided) {
+        outcomes.push(match decided {
+            None => batch.jobs.iter().map(|_| Err(JobError::QueueGone)).collect(),
+            Some((partition, plan)) => settle(&mut tx, batch, partition.id, plan, look_up).await?,
+        });
+    }
+    if segments.is_empty() {
+        tx.rollback().await?;
+        return Ok(Flushed { outcomes, appended: Vec::new() });
+    }
+    tx.insert_segments(&segments).await?;
+    tx.commit().await?;
+    let mut appended: Vec<Appended> = Vec::new();
+    for (partition, plan) in decided.into_iter().flatten() {
+        if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {
+            appended.push(Appended { queue: partition.key.queue, partition: partition.id });
+        }
+    }
+    Ok(Flushed { outcomes, appended })
+}
+
+/// Locks every partition that can exist: missing ones are made first, in a transaction of their own.
+async fn lock_all(
+    store: &Store,
+    keys: &[PartitionKey],
+) -> StoreResult<(AppendTx, HashMap<PartitionKey, LockedPartition>)> {
+    let mut tx = store.begin_append().await?;
+    let mut locked: HashMap<_, _> = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
+    if locked.len() < keys.len() {
+        tx.rollback().await?;
+        let missing: Vec<PartitionKey> = keys.iter().filter(|k| !locked.contains_key(k)).cloned().collect();
+        store.create_partitions(&missing).await?;
+        tx = store.begin_append().await?;
+        locked = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
+    }
+    Ok((tx, locked))
+}
+
+/// Earliest stored offset of each hash, per partition that deduplicates.
+type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
+
+async fn probe(
+    tx: &mut AppendTx,
+    batches: &[PartitionBatch],
+    locked: &HashMap<PartitionKey, LockedPartition>,
+    look_up: bool,
+) -> StoreResult<Known> {
+    let mut probes = Vec::new();
+    let mut known = Known::new();
+    for batch in batches {
+        let Some(partition) = locked.get(&batch.key) else { continue };
+        let window = window_of(batch).max(if look_up { LOOK_UP_SECONDS } else { 0 });
+        if window > 0 {
+            known.insert(partition.id, HashMap::new());
+            if partition.last_offset > Offset::NONE {
+                probes.push((partition.id, Offset(0), window));
+            }
+        }
+    }
+    if probes.is_empty() {
+        return Ok(known);
+    }
+    for stored in tx.hashes_within(&probes).await? {
+        let of_partition = known.entry(stored.partition).or_default();
+        for (index, hash) in stored.hashes.into_iter().enumerate() {
+            of_partition.entry(hash).or_insert(Offset(stored.base_offset.0 + index as i64));
+        }
+    }
+    Ok(known)
+}
+
+/// The widest window that a job of the partition was accepted under: a change of options lags only towards probing
+/// more.
+fn window_of(batch: &PartitionBatch) -> i32 {
+    batch.jobs.iter().map(|job| job.window_seconds).max().unwrap_or(0)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plan {
+    /// A new message at this offset.
+    Store(Offset),
+    /// Stored before, at this offset.
+    Stored(Offset),
+    /// The same key is stored by an earlier job of this flush.
+    SameFlush(Offset, Uuid),
+}
+
+fn decide(
+    batch: &PartitionBatch,
+    partition: &LockedPartition,
+    known: Option<&HashMap<TransactionHash, Offset>>,
+) -> Vec<Vec<Plan>> {
+    let deduplicates = window_of(batch) > 0;
+    let mut next = partition.last_offset;
+    let mut here: HashMap<TransactionHash, (Offset, Uuid)> = HashMap::new();
+    batch
+        .jobs
+        .iter()
+        .map(|job| {
+            let items = job.packed.hashes.iter().zip(&job.packed.ids);
+            items
+                .map(|(hash, id)| {
+                    if let Some(offset) = known.and_then(|known| known.get(hash)) {
+                        return Plan::Stored(*offset);
+                    }
+                    if deduplicates && let Some((offset, original)) = here.get(hash) {
+                        return Plan::SameFlush(*offset, *original);
+                    }
+                    next = next.next();
+                    if deduplicates {
+                        here.insert(*hash, (next, *id));
+                    }
+                    Plan::Store(next)
+                })
+                .collect()
+        })
+        .collect()
+}
+
+/// Packs what is to be stored into segments of bounded size, at consecutive offsets.
+fn build_segments(
+    batch: &PartitionBatch,
+    partition: &LockedPartition,
+    plan: &[Vec<Plan>],
+    zstd_level: i32,
+) -> Vec<NewSegment> {
+    let mut segments = Vec::new();
+    let mut body: Vec<u8> = Vec::new();
+    let mut open: Option<NewSegment> = None;
+    for (job, plan) in batch.jobs.iter().zip(plan) {
+        for (index, item) in plan.iter().enumerate() {
+            let Plan::Store(offset) = item else { continue };
+            let segment = open.get_or_insert_with(|| NewSegment {
+                partition: partition.id,
+                base_offset: *offset,
+                hashes: Vec::new(),
+                payload_bytes: 0,
+                frames: Vec::new(),
+            });
+            body.extend_from_slice(job.packed.frame(index));
+            segment.hashes.extend(job.packed.hashes.get(index));
+            segment.payload_bytes += job.packed.payload_bytes.get(index).copied().unwrap_or(0);
+            if body.len() >= segment::SEGMENT_BYTES_MAX || segment.hashes.len() >= segment::SEGMENT_MESSAGES_MAX {
+                segment.frames = segment::seal(&body, zstd_level);
+                segments.extend(open.take());
+                body.clear();
+            }
+        }
+    }
+    if let Some(mut segment) = open {
+        segment.frames = segment::seal(&body, zstd_level);
+        segments.push(segment);
+    }
+    segments
+}
+
+/// Turns the plan into answers; an original's id is read from its segment.
+async fn settle(
+    tx: &mut AppendTx,
+    batch: &PartitionBatch,
+    partition: PartitionId,
+    plan: &[Vec<Plan>],
+    look_up: bool,
+) -> StoreResult<Vec<JobOutcome>> {
+    let mut originals = Originals::default();
+    let mut outcomes = Vec::with_capacity(plan.len());
+    for (job, plan) in batch.jobs.iter().zip(plan) {
+        let mut items = Vec::with_capacity(plan.len());
+        for (index, item) in plan.iter().enumerate() {
+            items.push(match *item {
+                Plan::Store(offset) => StoredItem { offset, original: None },
+                Plan::SameFlush(offset, id) => StoredItem { offset, original: Some(id) },
+                Plan::Stored(offset) => {
+                    let id = originals.id_at(tx, partition, offset).await?;
+                    let own = look_up && job.packed.ids.get(index) == Some(&id);
+                    StoredItem { offset, original: (!own).then_some(id) }
+                }
+            });
+        }
+        outcomes.push(Ok(items));
+    }
+    Ok(outcomes)
+}
+
+/// The last segment read for the ids of duplicates: a retried batch finds all of its originals in few of them.
+#[derive(Default)]
+struct Originals {
+    base: i64,
+    ids: Vec<Uuid>,
+}
+
+impl Originals {
+    /// Nil when the original's segment is gone (`spec/push-pop.md` §2.6).
+    async fn id_at(&mut self, tx: &mut AppendTx, partition: PartitionId, offset: Offset) -> Result<Uuid, StoreError> {
+        let index = |base: i64| usize::try_from(offset.0 - base).unwrap_or(usize::MAX);
+        if let Some(id) = self.ids.get(index(self.base)) {
+            return Ok(*id);
+        }
+        let Some(row) = tx.segment_at(partition, offset).await? else { return Ok(Uuid::nil()) };
+        let frames = Frames::open(&row.frames).map_err(|e| corrupt("log_segments", e.to_string()))?;
+        self.base = row.base_offset.0;
+        self.ids = frames
+            .iter()
+            .map(|frame| frame.map(|f| f.id))
+            .collect::<Result<_, _>>()
+            .map_err(|e| corrupt("log_segments", e.to_string()))?;
+        Ok(self.ids.get(index(self.base)).copied().unwrap_or_else(Uuid::nil))
+    }
+}

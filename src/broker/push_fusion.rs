@@ -1,0 +1,201 @@
+//! Push fusion: the groups of concurrent pushes share transactions.
+//!
+//! Fire on idle: a shard with nothing in flight flushes at once; what arrives meanwhile forms the next flush. A
+//! partition always belongs to one shard, so at most one flush per partition is in flight and commit order is arrival
+//! order. A flush that fails is tried again partition by partition, so that a poison group fails alone.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::error::{BrokerError, BrokerResult};
+use super::peers::Peers;
+use super::push::{JobError, JobOutcome, Packed};
+use super::push_flush::{self, PartitionBatch};
+use super::ready::ReadyIndex;
+use super::settings::BrokerSettings;
+use crate::store::Store;
+use crate::store::partitions::PartitionKey;
+
+/// Admission counts in units of this many bytes.
+const ADMISSION_UNIT_BYTES: usize = 1024;
+/// Groups that may queue in front of one shard; the byte admission is the real bound.
+const SHARD_QUEUE_MAX: usize = 8192;
+
+/// One group on its way.
+#[derive(Debug)]
+pub struct PushJob {
+    /// Where to.
+    pub key: PartitionKey,
+    /// Deduplication window of the queue, seconds, 0 = off.
+    pub window_seconds: i32,
+    /// The messages.
+    pub packed: Packed,
+    /// Who waits.
+    pub reply: oneshot::Sender<JobOutcome>,
+}
+
+/// Handle to the shards. A cheap clone; the shards stop when the token fires and their queues are empty.
+#[derive(Clone, Debug)]
+pub struct PushFusion {
+    shards: Arc<[mpsc::Sender<PushJob>]>,
+    admission: Arc<Semaphore>,
+    admission_units: usize,
+}
+
+impl PushFusion {
+    /// Starts the shards.
+    pub fn start(
+        store: &Store,
+        ready: &ReadyIndex,
+        peers: &Peers,
+        settings: &BrokerSettings,
+        stop: &CancellationToken,
+    ) -> PushFusion {
+        let units = (settings.push_inflight_bytes_max / ADMISSION_UNIT_BYTES).max(1);
+        let shards = (0..settings.push_shards.max(1))
+            .map(|_| {
+                let (sender, receiver) = mpsc::channel(SHARD_QUEUE_MAX);
+                let shard = Shard {
+                    store: store.clone(),
+                    ready: ready.clone(),
+                    peers: peers.clone(),
+                    groups_max: settings.push_groups_max.max(1),
+                    bytes_max: settings.push_bytes_max,
+                    zstd_level: settings.zstd_level,
+                };
+                tokio::spawn(shard.run(receiver, stop.clone()));
+                sender
+            })
+            .collect();
+        PushFusion { shards, admission: Arc::new(Semaphore::new(units)), admission_units: units }
+    }
+
+    /// Reserves room for a request, or refuses it: waiting pushes are bounded by bytes.
+    pub fn admit(&self, bytes: usize) -> BrokerResult<OwnedSemaphorePermit> {
+        let units = bytes.div_ceil(ADMISSION_UNIT_BYTES).clamp(1, self.admission_units) as u32;
+        self.admission
+            .clone()
+            .try_acquire_many_owned(units)
+            .map_err(|_| BrokerError::Overloaded { what: "too many pushes under way", retry_after_seconds: 1 })
+    }
+
+    /// Hands a group to its shard, waiting while the shard's queue is full.
+    pub async fn submit(&self, job: PushJob) -> BrokerResult<()> {
+        let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
+        job.key.hash(&mut hasher);
+        let shard = (hasher.finish() % self.shards.len() as u64) as usize;
+        match self.shards.get(shard) {
+            Some(shard) => shard.send(job).await.map_err(|_| BrokerError::Stopping),
+            None => Err(BrokerError::Stopping),
+        }
+    }
+}
+
+struct Shard {
+    store: Store,
+    ready: ReadyIndex,
+    peers: Peers,
+    groups_max: usize,
+    bytes_max: usize,
+    zstd_level: i32,
+}
+
+impl Shard {
+    async fn run(self, mut jobs: mpsc::Receiver<PushJob>, stop: CancellationToken) {
+        loop {
+            let first = tokio::select! {
+                biased;
+                job = jobs.recv() => job,
+                () = stop.cancelled() => {
+                    // What was accepted is still flushed; nothing new gets in.
+                    jobs.close();
+                    jobs.recv().await
+                }
+            };
+            let Some(first) = first else { return };
+            let mut bytes = first.packed.body.len();
+            let mut batch = vec![first];
+            while batch.len() < self.groups_max && bytes < self.bytes_max {
+                let Ok(job) = jobs.try_recv() else { break };
+                bytes += job.packed.body.len();
+                batch.push(job);
+            }
+            self.flush(batch).await;
+        }
+    }
+
+    async fn flush(&self, jobs: Vec<PushJob>) {
+        let partitions = push_flush::by_partition(jobs);
+        metrics::histogram!(crate::metrics::PUSH_FLUSH_GROUPS)
+            .record(partitions.iter().map(|p| p.jobs.len()).sum::<usize>() as f64);
+        if partitions.len() == 1 {
+            self.flush_until_known(partitions).await;
+            return;
+        }
+        match self.try_flush(&partitions, false).await {
+            Ok(outcomes) => answer(partitions, outcomes),
+            Err(error) => {
+                tracing::warn!(%error, partitions = partitions.len(), "push flush failed; trying each partition alone");
+                for partition in partitions {
+                    self.flush_until_known(vec![partition]).await;
+                }
+            }
+        }
+    }
+
+    /// Tries one batch again while the cause is passing. A commit whose outcome is unknown is looked up by the next
+    /// try: a stored message that carries an id minted here is this push, not a duplicate (README ruling 7).
+    async fn flush_until_known(&self, partitions: Vec<PartitionBatch>) {
+        const PAUSES_MS: [u64; 5] = [0, 20, 100, 400, 1000];
+        let mut look_up = false;
+        let mut last = None;
+        for pause in PAUSES_MS {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            match self.try_flush(&partitions, look_up).await {
+                Ok(outcomes) => return answer(partitions, outcomes),
+                Err(error) => {
+                    let unknown = matches!(error, crate::store::StoreError::OutcomeUnknown { .. });
+                    look_up |= unknown;
+                    let passing = unknown || error.is_transient();
+                    last = Some(error);
+                    if !passing {
+                        break;
+                    }
+                }
+            }
+        }
+        let error = last.map(|e| e.to_string()).unwrap_or_default();
+        tracing::error!(%error, "push flush failed");
+        metrics::counter!(crate::metrics::PUSH_FLUSH_FAILURES).increment(1);
+        let error: Arc<str> = error.into();
+        for job in partitions.into_iter().flat_map(|p| p.jobs) {
+            // A producer that hung up does not care.
+            let _ = job.reply.send(Err(JobError::Failed(error.clone())));
+        }
+    }
+
+    async fn try_flush(
+        &self,
+        partitions: &[PartitionBatch],
+        look_up: bool,
+    ) -> Result<Vec<Vec<JobOutcome>>, crate::store::StoreError> {
+        let started = std::time::Instant::now();
+        let flushed = push_flush::flush(&self.store, partitions, self.zstd_level, look_up).await?;
+        metrics::histogram!(crate::metrics::PUSH_FLUSH_SECONDS).record(started.elapsed().as_secs_f64());
+        self.ready.appended(&flushed.appended);
+        self.peers.landed(&flushed.appended);
+        Ok(flushed.outcomes)
+    }
+}
+
+fn answer(partitions: Vec<PartitionBatch>, outcomes: Vec<Vec<JobOutcome>>) {
+    for (partition, outcomes) in partitions.into_iter().zip(outcomes) {
+        for (job, outcome) in partition.jobs.into_iter().zip(outcomes) {
+            let _ = job.reply.send(outcome);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Queues as the hot path knows them: a bounded cache of rows, made on demand.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use dashmap::DashMap;
+
+use super::error::BrokerResult;
+use crate::ids::QueueId;
+use crate::store::Store;
+use crate::store::queues::{QueueOptions, QueueRow};
+
+/// Cached queues before the cache is cleared as a whole.
+const CACHED_QUEUES_MAX: usize = 200_000;
+/// Lease length where neither pop nor queue says anything usable (`spec/push-pop.md` §7.6).
+const LEASE_SECONDS_DEFAULT: i64 = 60;
+
+/// A queue row, shared by every request that uses it.
+pub type Queue = Arc<QueueRow>;
+
+/// Queue rows by name. Stale entries are dropped by configure, by delete, by what other brokers announce, and by
+/// whoever finds the key gone.
+#[derive(Clone, Debug)]
+pub struct QueueDirectory {
+    store: Store,
+    by_name: Arc<DashMap<Arc<str>, Queue>>,
+    by_id: Arc<DashMap<QueueId, Queue>>,
+}
+
+impl QueueDirectory {
+    /// An empty cache over the store.
+    pub fn new(store: Store) -> QueueDirectory {
+        QueueDirectory { store, by_name: Arc::default(), by_id: Arc::default() }
+    }
+
+    /// The queue, if it exists.
+    pub async fn find(&self, name: &str) -> BrokerResult<Option<Queue>> {
+        if let Some(queue) = self.by_name.get(name) {
+            return Ok(Some(queue.clone()));
+        }
+        let rows = self.store.find_queues(&[name.to_owned()]).await?;
+        Ok(rows.into_iter().next().map(|row| self.remember(row)))
+    }
+
+    /// The queues of these names; those that do not exist are made (`spec/push-pop.md` §4).
+    pub async fn find_or_create(&self, names: &[&str]) -> BrokerResult<HashMap<String, Queue>> {
+        let mut found = HashMap::with_capacity(names.len());
+        let mut missing: Vec<String> = Vec::new();
+        for name in names {
+            match self.by_name.get(*name) {
+                Some(queue) => {
+                    found.insert((*name).to_owned(), queue.clone());
+                }
+                None => missing.push((*name).to_owned()),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(found);
+        }
+        missing.sort_unstable();
+        missing.dedup();
+        let wanted = missing.len();
+        for attempt in 0..3 {
+            for row in self.store.find_queues(&missing).await? {
+                found.insert(row.name.clone(), self.remember(row));
+            }
+            missing.retain(|name| !found.contains_key(name));
+            if missing.is_empty() {
+                break;
+            }
+            if attempt < 2 {
+                self.store.create_queues(&missing).await?;
+            }
+        }
+        debug_assert!(found.len() >= wanted || !missing.is_empty());
+        Ok(found)
+    }
+
+    /// Every queue whose labels match, straight from the database: labels change.
+    pub async fn find_by_label(&self, namespace: Option<&str>, task: Option<&str>) -> BrokerResult<Vec<Queue>> {
+        let rows = self.store.find_queues_by_label(namespace, task).await?;
+        Ok(rows.into_iter().map(|row| self.remember(row)).collect())
+    }
+
+    /// A cached queue by key.
+    pub fn cached(&self, id: QueueId) -> Option<Queue> {
+        self.by_id.get(&id).map(|queue| queue.clone())
+    }
+
+    /// Writes options and refreshes the cache, so that the next push and pop here obey them.
+    pub async fn configure(
+        &self,
+        name: &str,
+        change: impl FnOnce(Option<QueueOptions>) -> QueueOptions,
+    ) -> BrokerResult<Queue> {
+        let row = self.store.configure_queue(name, change).await?;
+        Ok(self.remember(row))
+    }
+
+    /// Forgets what is cached under a name. Answers the key it had.
+    pub fn forget(&self, name: &str) -> Option<QueueId> {
+        let (_, queue) = self.by_name.remove(name)?;
+        self.by_id.remove(&queue.id);
+        Some(queue.id)
+    }
+
+    /// Forgets everything: what other brokers changed may have been missed.
+    pub fn forget_all(&self) {
+        self.by_name.clear();
+        self.by_id.clear();
+    }
+
+    fn remember(&self, row: QueueRow) -> Queue {
+        if self.by_name.len() >= CACHED_QUEUES_MAX {
+            self.by_name.clear();
+            self.by_id.clear();
+        }
+        let queue = Arc::new(row);
+        if let Some(old) = self.by_name.insert(queue.name.as_str().into(), queue.clone())
+            && old.id != queue.id
+        {
+            self.by_id.remove(&old.id);
+        }
+        self.by_id.insert(queue.id, queue.clone());
+        queue
+    }
+}
+
+/// Lease seconds of a claim: the request's if positive, else the queue's, else 60.
+pub fn lease_seconds(requested: Option<i64>, options: &QueueOptions) -> i64 {
+    requested
+        .filter(|s| *s > 0)
+        .or_else(|| Some(i64::from(options.lease_time)).filter(|s| *s > 0))
+        .unwrap_or(LEASE_SECONDS_DEFAULT)
+        .min(crate::store::cursors::LEASE_SECONDS_MAX)
+}

@@ -1,0 +1,60 @@
+//! The limits and switches that the domain works under. `app.rs` fills them from the configuration.
+
+use std::time::Duration;
+
+/// Where a named group starts that says nothing itself (`DEFAULT_SUBSCRIPTION_MODE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultSubscription {
+    /// Messages pushed after the group's first pop.
+    New,
+    /// The oldest retained message.
+    All,
+}
+
+/// See the fields.
+#[derive(Clone, Debug)]
+pub struct BrokerSettings {
+    /// Name of this broker among others, for logs.
+    pub name: String,
+    /// Independent push flushes; a partition always belongs to the same one.
+    pub push_shards: usize,
+    /// Most groups (request × partition) in one push flush.
+    pub push_groups_max: usize,
+    /// Most packed bytes in one push flush; a single larger group still goes, alone.
+    pub push_bytes_max: usize,
+    /// Packed bytes of all pushes that wait or are under way; past it pushes are answered 429.
+    pub push_inflight_bytes_max: usize,
+    /// zstd level of segments.
+    pub zstd_level: i32,
+    /// Pops that claim at the same time; the others wait.
+    pub pop_claims_max: usize,
+    /// Pops that may wait for a claim; past it pops are answered 429.
+    pub pop_waiting_max: usize,
+    /// Parked long polls; past it pops are answered 429.
+    pub long_polls_max: usize,
+    /// Long-poll deadline of a request that names none.
+    pub pop_timeout_default: Duration,
+    /// Start of a named group that says nothing.
+    pub subscription_default: DefaultSubscription,
+    /// AES-256 key of payload encryption.
+    pub encryption_key: Option<[u8; 32]>,
+}
+
+impl Default for BrokerSettings {
+    fn default() -> BrokerSettings {
+        BrokerSettings {
+            name: "regent".into(),
+            push_shards: 4,
+            push_groups_max: 1024,
+            push_bytes_max: 8 << 20,
+            push_inflight_bytes_max: 256 << 20,
+            zstd_level: 1,
+            pop_claims_max: 32,
+            pop_waiting_max: 20_000,
+            long_polls_max: 200_000,
+            pop_timeout_default: Duration::from_secs(30),
+            subscription_default: DefaultSubscription::New,
+            encryption_key: None,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The ack path: the in-memory lease registry, and the fusion (group commit) of cursor advances.
+
+use clap::Args;
+
+use super::{ConfigError, boolean};
+
+/// How acks reach the database.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Ack")]
+pub struct FusionConfig {
+    /// Remember the leases granted, so that an ack of a whole batch needs no lookup. Answers are the same without
+    #[arg(long, env = "QUEEN_ACK_REGISTRY", value_name = "BOOL", default_value = "true",
+          num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = boolean)]
+    pub ack_registry: bool,
+
+    /// Memory for that, in MiB
+    #[arg(long = "ack-registry-mb", env = "QUEEN_ACK_REGISTRY_MB", value_name = "MIB", default_value_t = 64)]
+    pub ack_registry_mib_max: usize,
+
+    /// Commit the acks of many requests together. Answers are the same without
+    #[arg(long, env = "QUEEN_ACK_FUSION", value_name = "BOOL", default_value = "true",
+          num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = boolean)]
+    pub ack_fusion: bool,
+
+    /// Ack fusion shards; each has at most one commit in flight. QUEEN_V2_FUSION_SHARDS counts where this is unset
+    #[arg(long, env = "QUEEN_ACK_FUSION_SHARDS", value_name = "N", default_value_t = 8)]
+    pub ack_fusion_shards: usize,
+
+    /// Liveness tick of ack fusion in milliseconds; not a linger
+    #[arg(long, env = "QUEEN_ACK_FUSION_HOLD_MS", value_name = "MS", default_value_t = 3)]
+    pub ack_fusion_hold_ms: u64,
+
+    /// Most cursor rows in one fused ack commit
+    #[arg(long, env = "REGENT_ACK_FUSION_ROWS_MAX", value_name = "N", default_value_t = 1_000)]
+    pub ack_fusion_rows_max: usize,
+
+    /// Most bytes of parameters in one fused ack commit
+    #[arg(long, env = "REGENT_ACK_FUSION_BYTES_MAX", value_name = "BYTES", default_value_t = 1024 * 1024)]
+    pub ack_fusion_bytes_max: usize,
+
+    /// Advances that wait for one ack fusion shard before it pushes back
+    #[arg(long, env = "REGENT_ACK_FUSION_QUEUE_MAX", value_name = "N", default_value_t = 8_192)]
+    pub ack_fusion_queue_max: usize,
+}
+
+impl FusionConfig {
+    /// Memory for the lease registry, in bytes.
+    pub fn ack_registry_bytes_max(&self) -> usize {
+        self.ack_registry_mib_max.saturating_mul(1024 * 1024)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        if self.ack_fusion_shards > 256 {
+            return Err(ConfigError::invalid("ack-fusion-shards", self.ack_fusion_shards, "must be at most 256"));
+        }
+        if self.ack_fusion_queue_max < self.ack_fusion_rows_max {
+            return Err(ConfigError::invalid(
+                "ack-fusion-queue-max",
+                self.ack_fusion_queue_max,
+                "must be at least --ack-fusion-rows-max, or no commit could ever be full",
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,323 @@
+//! Everything that can be set. One file per section; each setting is a command-line flag and an environment variable.
+//!
+//! The flag wins over the variable, the variable over the default. How variables are read is in `environment.rs`. What
+//! does not fit together is refused here, once, at boot; the rest of the broker trusts what it is given.
+
+mod environment;
+mod fusion;
+mod http;
+mod limits;
+mod log;
+mod pop;
+mod postgres;
+mod push;
+mod retention;
+mod secret;
+mod security;
+#[cfg(test)]
+mod tests;
+
+use std::any::TypeId;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
+
+pub use environment::Environment;
+pub use fusion::FusionConfig;
+pub use http::HttpConfig;
+pub use limits::LimitsConfig;
+pub use log::LogConfig;
+pub use pop::{Autopilot, PopConfig, SubscriptionMode};
+pub use postgres::{Database, PostgresConfig};
+pub use push::PushConfig;
+pub use retention::RetentionConfig;
+pub use secret::{EncryptionKey, Secret};
+pub use security::{AuthConfig, SecurityConfig};
+
+const AFTER_HELP: &str = "\
+Without --database-url (or a --pg-... connection flag) the broker runs a PostgreSQL of its
+own under --data-dir. It needs the server programs of PostgreSQL 15 or newer (on Debian:
+apt-get install postgresql), and starts, watches and stops that server itself.
+
+Each flag can be given as the environment variable in its brackets instead; the flag wins.
+An empty variable counts as unset. Booleans are true/false, 1/0, yes/no, on/off.
+
+Examples:
+  Try it: own database under ./data, listening on http://127.0.0.1:6632
+    regent
+  Serve other machines, and keep the data elsewhere
+    regent --host 0.0.0.0 --data-dir /srv/regent
+  Use a database that somebody else runs
+    regent --database-url postgres://regent:secret@db:5432/regent
+  The same with the variables of an existing deployment
+    PG_HOST=db PG_USER=queen PG_PASSWORD=secret DB_POOL_SIZE=60 regent
+  Log more
+    RUST_LOG=info,regent::http=debug regent";
+
+/// Why the configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The command line is wrong, or asks for help or the version: print it, exit with its code.
+    #[error(transparent)]
+    CommandLine(#[from] clap::Error),
+    /// A boolean variable holds something else.
+    #[error("{name}=\"{value}\" is not a boolean (expected true/false, 1/0, yes/no, on/off)")]
+    NotABoolean {
+        /// The variable.
+        name: String,
+        /// What it holds.
+        value: String,
+    },
+    /// A value is out of range, or does not fit the others.
+    #[error("--{flag} ({variable}) is {value}: {why}")]
+    Invalid {
+        /// The flag, without dashes.
+        flag: String,
+        /// The environment variable of the same setting.
+        variable: String,
+        /// Its value; dots where it may be secret.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The encryption key is malformed. Never says the key.
+    #[error("{0}")]
+    EncryptionKey(&'static str),
+}
+
+impl ConfigError {
+    fn invalid(flag: &str, value: impl ToString, why: impl Into<String>) -> Self {
+        let variable = environment::variable_of(flag);
+        Self::Invalid { flag: flag.to_owned(), variable, value: value.to_string(), why: why.into() }
+    }
+}
+
+/// The whole configuration, defaults filled in and checked.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "regent",
+    version,
+    about = "A message broker on PostgreSQL that speaks the Queen MQ 1.x HTTP protocol",
+    after_help = AFTER_HELP,
+    max_term_width = 120,
+    args_override_self = true
+)]
+pub struct Config {
+    /// Directory for what this broker keeps on disk: its own database, the push spool, generated keys. Never shared
+    #[arg(long, env = "REGENT_DATA_DIR", value_name = "DIR", default_value = "./data")]
+    pub data_dir: PathBuf,
+
+    /// Name of this broker among others, in logs and to its peers [default: a random one]
+    #[arg(long, env = "QUEEN_SERVER_ID", value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub server_id: String,
+
+    /// The listener.
+    #[command(flatten)]
+    pub http: HttpConfig,
+    /// The database and its pools.
+    #[command(flatten)]
+    pub postgres: PostgresConfig,
+    /// The push path.
+    #[command(flatten)]
+    pub push: PushConfig,
+    /// The pop path.
+    #[command(flatten)]
+    pub pop: PopConfig,
+    /// The ack path.
+    #[command(flatten)]
+    pub fusion: FusionConfig,
+    /// Admission.
+    #[command(flatten)]
+    pub limits: LimitsConfig,
+    /// Background work.
+    #[command(flatten)]
+    pub retention: RetentionConfig,
+    /// Encryption at rest and tenancy.
+    #[command(flatten)]
+    pub security: SecurityConfig,
+    /// Tokens.
+    #[command(flatten)]
+    pub auth: AuthConfig,
+    /// Logs.
+    #[command(flatten)]
+    pub log: LogConfig,
+
+    /// What to say about the configuration once the log works.
+    #[arg(skip)]
+    report: BootReport,
+}
+
+/// What is logged about the configuration at boot. Holds no secrets.
+#[derive(Debug, Clone, Default)]
+struct BootReport {
+    /// One line per section, in the order of the help.
+    sections: Vec<(String, String)>,
+    warnings: Vec<String>,
+}
+
+impl Config {
+    /// Reads the command line and the environment of this process.
+    ///
+    /// # Errors
+    /// See [`ConfigError`]; asking for help or the version is one.
+    pub fn from_process() -> Result<Self, ConfigError> {
+        Self::from_parts(std::env::args_os(), &Environment::of_process())
+    }
+
+    /// Reads `args` (the program name first) and `env`, and nothing else.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn from_parts<A>(args: impl IntoIterator<Item = A>, env: &Environment) -> Result<Self, ConfigError>
+    where
+        A: Into<OsString>,
+    {
+        let documented = Self::command();
+        let mut command = environment::command(&documented);
+        let read = environment::read(&documented, env)?;
+        let mut args = args.into_iter().map(Into::into);
+        let program = args.next().unwrap_or_else(|| "regent".into());
+        let line = std::iter::once(program).chain(read.arguments).chain(args);
+        let matches = command.try_get_matches_from_mut(line)?;
+        let mut config = Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+        refuse_zeros(&documented, &matches)?;
+        config.resolve()?;
+        config.validate()?;
+        config.report = BootReport { sections: sections(&documented, &matches), warnings: read.warnings };
+        Ok(config)
+    }
+
+    /// Defaults, the database at `url`, and any free port on the loopback address: a broker for a test.
+    ///
+    /// # Errors
+    /// `url` is no PostgreSQL URL.
+    pub fn with_database(url: &str) -> Result<Self, ConfigError> {
+        Self::from_parts(["regent", "--port", "0", "--database-url", url], &Environment::default())
+    }
+
+    /// Defaults, an embedded database under `data_dir`, and any free port on the loopback address.
+    ///
+    /// # Errors
+    /// None that a caller could cause.
+    pub fn with_data_dir(data_dir: impl Into<PathBuf>) -> Result<Self, ConfigError> {
+        let data_dir = data_dir.into().into_os_string();
+        let args = ["regent".into(), "--port".into(), "0".into(), "--data-dir".into(), data_dir];
+        Self::from_parts::<OsString>(args, &Environment::default())
+    }
+
+    /// Takes the database that the broker runs itself, and its key unless one was given.
+    pub fn use_embedded(&mut self, url: &str, key: EncryptionKey) {
+        self.postgres.database_url = Some(Secret::from(url));
+        self.security.encryption_key.get_or_insert(key);
+    }
+
+    /// Directory of the push spool.
+    pub fn spool_dir(&self) -> PathBuf {
+        self.push.spool_dir.clone().unwrap_or_else(|| self.data_dir.join("spool"))
+    }
+
+    /// Logs the resolved configuration, a line per section, and what looks like a mistake in it.
+    pub fn log_boot(&self) {
+        for (section, settings) in &self.report.sections {
+            tracing::info!("config: {section}: {settings}");
+        }
+        let (database, ssl_trust) = match self.postgres.database() {
+            Database::Embedded => ("embedded", "none"),
+            Database::Outside(_) => ("outside", self.postgres.ssl_trust()),
+        };
+        tracing::info!(
+            server_id = self.server_id, database, ssl_trust, spool_dir = %self.spool_dir().display(),
+            connections_max = self.postgres.connections_max(), "config: resolved"
+        );
+        for warning in &self.report.warnings {
+            tracing::warn!("config: {warning}");
+        }
+        match self.postgres.ssl_trust() {
+            "accept-any" => {
+                tracing::warn!("config: any certificate of PostgreSQL is accepted: the link is not verified")
+            }
+            "supplied-ca" if !self.postgres.pg_ssl_reject_unauthorized => {
+                tracing::warn!("config: PG_SSL_REJECT_UNAUTHORIZED=false has no effect beside PG_SSL_ROOT_CERT");
+            }
+            _ => {}
+        }
+    }
+
+    fn resolve(&mut self) -> Result<(), ConfigError> {
+        self.postgres.resolve();
+        self.retention.resolve();
+        self.security.resolve()?;
+        if self.server_id.is_empty() {
+            self.server_id = format!("regent-{:08x}", rand::random::<u32>());
+        }
+        Ok(())
+    }
+
+    /// Relations between settings; a section checks its own.
+    fn validate(&self) -> Result<(), ConfigError> {
+        self.http.validate()?;
+        self.postgres.validate()?;
+        self.push.validate()?;
+        self.pop.validate()?;
+        self.fusion.validate()?;
+        self.limits.validate(self.http.body_bytes_max)?;
+        self.retention.validate()?;
+        self.auth.validate()?;
+        if self.push.fusion_bytes_max > self.limits.request_bytes_max() {
+            return Err(ConfigError::invalid(
+                "push-fusion-bytes-max",
+                self.push.fusion_bytes_max,
+                "must not be above --request-memory-mb, or no commit could ever be full",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Reads a boolean as the published broker does (security-operations §13.1).
+fn boolean(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err("expected true/false, 1/0, yes/no, on/off".to_owned()),
+    }
+}
+
+/// A zero from the environment was raised to one; typed by hand it is a mistake to be told about.
+fn refuse_zeros(documented: &Command, matches: &ArgMatches) -> Result<(), ConfigError> {
+    for arg in documented.get_arguments().filter(|arg| environment::counts_above_zero(arg)) {
+        let raw = matches.get_raw(arg.get_id().as_str()).into_iter().flatten().last();
+        if raw.and_then(|raw| raw.to_str()).and_then(|text| text.parse::<u64>().ok()) == Some(0) {
+            return Err(ConfigError::invalid(arg.get_long().unwrap_or_default(), 0, "must be at least 1"));
+        }
+    }
+    Ok(())
+}
+
+/// The resolved settings by help section, secrets as their length.
+fn sections(documented: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
+    let mut order: Vec<String> = Vec::new();
+    let mut lines: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for arg in documented.get_arguments().filter(|arg| environment::variable(arg).is_some()) {
+        let section = arg.get_help_heading().unwrap_or("Server").to_owned();
+        if !order.contains(&section) {
+            order.push(section.clone());
+        }
+        let raw = matches.get_raw(arg.get_id().as_str()).into_iter().flatten().last();
+        let value = raw.map(|raw| raw.to_string_lossy().into_owned()).unwrap_or_default();
+        let shown = if arg.get_value_parser().type_id() == TypeId::of::<Secret>() {
+            secret::redacted(&value)
+        } else if value.contains("-----BEGIN") {
+            format!("<PEM, {} chars>", value.len())
+        } else if value.is_empty() {
+            "<unset>".to_owned()
+        } else {
+            value
+        };
+        let name = arg.get_long().unwrap_or_default().replace('-', "_");
+        lines.entry(section).or_default().push(format!("{name}={shown}"));
+    }
+    order.into_iter().filter_map(|section| lines.remove(&section).map(|line| (section, line.join(" ")))).collect()
+}

@@ -1,0 +1,263 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use super::*;
+
+fn load<const A: usize, const E: usize>(args: [&str; A], env: [(&str, &str); E]) -> Result<Config, ConfigError> {
+    Config::from_parts(std::iter::once("regent").chain(args), &Environment::from(env))
+}
+
+fn env<const E: usize>(env: [(&str, &str); E]) -> Config {
+    load([], env).unwrap()
+}
+
+fn refusal<const A: usize, const E: usize>(args: [&str; A], env: [(&str, &str); E]) -> String {
+    load(args, env).unwrap_err().to_string()
+}
+
+#[test]
+fn the_command_line_definition_is_sound_and_every_flag_has_a_variable() {
+    let command = Config::command();
+    environment::command(&command).debug_assert();
+    let mut seen = std::collections::BTreeSet::new();
+    for arg in command.get_arguments() {
+        let variable = environment::variable(arg).unwrap_or_else(|| panic!("{} has no variable", arg.get_id()));
+        assert!(seen.insert(variable), "{variable} is used twice");
+        assert!(arg.get_help().is_some(), "{} has no help", arg.get_id());
+    }
+}
+
+#[test]
+fn defaults_are_the_documented_ones() {
+    let config = env([]);
+    assert_eq!((config.http.host.as_str(), config.http.port), ("127.0.0.1", 6632));
+    assert_eq!(config.http.body_bytes_max, 67_108_864);
+    assert_eq!(config.data_dir, PathBuf::from("./data"));
+    assert_eq!(config.spool_dir(), PathBuf::from("./data/spool"));
+    assert_eq!(config.postgres.database(), Database::Embedded);
+    assert_eq!((config.postgres.pool_size, config.postgres.kv_pool_size()), (24, 4));
+    assert_eq!(config.postgres.statement_timeout_ms, 30_000);
+    assert_eq!(config.postgres.pool_checkout_timeout_ms, 5_000);
+    assert_eq!(config.pop.timeout_ms_default, 30_000);
+    assert_eq!(config.pop.subscription_mode_default, SubscriptionMode::New);
+    assert!(config.fusion.ack_registry && config.fusion.ack_fusion);
+    assert_eq!(config.fusion.ack_registry_bytes_max(), 64 << 20);
+    assert_eq!(config.push.zstd_level, 3);
+    assert_eq!(config.retention.interval_ms, 5_000);
+    assert!(!config.auth.jwt_enabled && config.security.encryption_key.is_none());
+    assert_eq!(config.auth.skip_paths().count(), 4);
+    assert!(config.server_id.starts_with("regent-"));
+}
+
+#[test]
+fn a_flag_wins_over_a_variable_and_a_variable_over_the_default() {
+    assert_eq!(env([("PORT", "7000")]).http.port, 7000);
+    let config = load(["--port", "7001", "--ack-fusion=on"], [("PORT", "7000"), ("QUEEN_ACK_FUSION", "off")]).unwrap();
+    assert_eq!(config.http.port, 7001);
+    assert!(config.fusion.ack_fusion);
+    assert!(load(["--log-json"], []).unwrap().log.json, "a bare boolean flag is true");
+    assert!(!load(["--log-json", "no"], []).unwrap().log.json);
+}
+
+#[test]
+fn booleans_are_read_as_documented_and_anything_else_is_fatal() {
+    for text in ["true", "1", " YES ", "on"] {
+        assert!(env([("QUEEN_LOG_JSON", text)]).log.json, "{text}");
+    }
+    for text in ["false", "0", "No", "off", "", "  "] {
+        assert!(!env([("QUEEN_LOG_JSON", text)]).log.json, "{text}");
+    }
+    assert!(env([("QUEEN_ACK_FUSION", "")]).fusion.ack_fusion, "empty is the default");
+    assert_eq!(
+        refusal([], [("QUEEN_ACK_FUSION", "ja")]),
+        "QUEEN_ACK_FUSION=\"ja\" is not a boolean (expected true/false, 1/0, yes/no, on/off)"
+    );
+}
+
+#[test]
+fn numbers_that_are_none_count_as_unset_and_counts_are_raised_to_one() {
+    let config = env([
+        ("DB_POOL_SIZE", "many"),
+        ("QUEEN_STMT_TIMEOUT_MS", "-5"),
+        ("RETENTION_BATCH_SIZE", "0"),
+        ("STATS_INTERVAL_MS", "10"),
+        ("PORT", "70000"),
+        ("POP_WAIT_BACKOFF_MULTIPLIER", "1.5"),
+        ("QUEEN_RETENTION_DUE_CAP", "0"),
+    ]);
+    assert_eq!(config.postgres.pool_size, 24);
+    assert_eq!(config.postgres.statement_timeout_ms, 1);
+    assert_eq!(config.retention.batch_max, 1);
+    assert_eq!(config.retention.stats_interval_ms, 1_000);
+    assert_eq!(config.http.port, 6632);
+    assert!((config.pop.wait_backoff_multiplier - 1.5).abs() < f64::EPSILON);
+    assert_eq!(config.retention.due_max, 0);
+    let warnings = config.report.warnings.join("\n");
+    assert!(warnings.contains("DB_POOL_SIZE=\"many\"") && warnings.contains("PORT=\"70000\""), "{warnings}");
+    assert_eq!(env([("PORT", "0")]).http.port, 0);
+}
+
+#[test]
+fn a_zero_or_a_word_typed_for_a_count_is_refused() {
+    assert_eq!(refusal(["--pool-size", "0"], []), "--pool-size (DB_POOL_SIZE) is 0: must be at least 1");
+    assert!(matches!(load(["--pool-size", "many"], []), Err(ConfigError::CommandLine(_))));
+    assert!(matches!(load(["--no-such-flag"], []), Err(ConfigError::CommandLine(_))));
+}
+
+#[test]
+fn further_names_count_after_the_main_one() {
+    assert_eq!(env([("HOST", "0.0.0.0")]).http.host, "0.0.0.0");
+    assert_eq!(env([("HOST", "a"), ("QUEEN_BIND_ADDR", "b")]).http.host, "b");
+    assert_eq!(env([("POP_DEFAULT_TIMEOUT_MS", "7")]).pop.timeout_ms_default, 7);
+    assert_eq!(env([("POP_DEFAULT_TIMEOUT_MS", "7"), ("DEFAULT_TIMEOUT", "8")]).pop.timeout_ms_default, 8);
+    let shards = env([("QUEEN_V2_FUSION_SHARDS", "5")]);
+    assert_eq!((shards.push.fusion_shards, shards.fusion.ack_fusion_shards), (5, 5));
+    assert_eq!(env([("LOG_LEVEL", "warn")]).log.level, "warn");
+    assert_eq!(env([("LOG_LEVEL", "warn"), ("RUST_LOG", "debug")]).log.level, "debug");
+    assert_eq!(env([("QUEEN_SERVER_ID", ""), ("HOSTNAME", "pod-0")]).server_id, "pod-0");
+}
+
+#[test]
+fn the_database_is_the_url_or_made_of_its_parts_or_embedded() {
+    let url = |config: &Config| match config.postgres.database() {
+        Database::Outside(url) => url.expose().to_owned(),
+        Database::Embedded => "embedded".to_owned(),
+    };
+    assert_eq!(url(&env([("DATABASE_URL", "postgres://u@h/d"), ("PG_HOST", "x")])), "postgres://u@h/d");
+    assert_eq!(url(&env([("DATABASE_URL", ""), ("PG_USE_SSL", "true")])), "embedded");
+    assert_eq!(
+        url(&env([
+            ("PG_HOST", "db"),
+            ("PG_PORT", "5433"),
+            ("PG_USER", "a@b"),
+            ("PG_PASSWORD", "p/w:"),
+            ("PG_DB", "q")
+        ])),
+        "postgres://a%40b:p%2Fw%3A@db:5433/q?sslmode=disable"
+    );
+    assert_eq!(
+        url(&env([("PG_USER", "queen"), ("PG_DATABASE", ""), ("PG_USE_SSL", "1")])),
+        "postgres://queen:postgres@localhost:5432/postgres?sslmode=verify-full"
+    );
+    assert_eq!(
+        url(&env([("PG_HOST", "/run/pg"), ("PG_USE_SSL", "1"), ("PG_SSL_REJECT_UNAUTHORIZED", "0")])),
+        "postgres://postgres:postgres@%2Frun%2Fpg:5432/postgres?sslmode=require"
+    );
+    assert!(url(&env([("PG_HOST", "::1")])).contains("@[::1]:5432/"));
+    let refused = refusal([], [("DATABASE_URL", "mysql://root:hunter2@h/d")]);
+    assert!(refused.contains("--database-url (DATABASE_URL)") && !refused.contains("hunter2"), "{refused}");
+}
+
+#[test]
+fn a_certificate_authority_is_text_and_whole() {
+    let refused = |pem: &str| refusal([], [("PG_HOST", "h"), ("PG_USE_SSL", "1"), ("PG_SSL_ROOT_CERT", pem)]);
+    assert!(refused("/etc/ssl/ca.pem").contains("not a path"));
+    assert!(refused("-----BEGIN CERTIFICATE-----\\nAAAA").contains("without its END"));
+    assert!(refused("-----BEGIN CERTIFICATE-----\\n!!\\n-----END CERTIFICATE-----").contains("not base64"));
+    let pem = "-----BEGIN CERTIFICATE-----\\nAAAA\\n-----END CERTIFICATE-----";
+    let config = env([("PG_HOST", "h"), ("PG_USE_SSL", "1"), ("PG_SSL_ROOT_CERT", pem)]);
+    assert_eq!(config.postgres.ssl_trust(), "supplied-ca");
+    assert!(config.postgres.root_cert_pem().unwrap().contains("-----\nAAAA\n-----"));
+}
+
+#[test]
+fn a_bind_address_carries_no_port() {
+    assert!(refusal([], [("QUEEN_BIND_ADDR", "0.0.0.0:6632")]).contains("without a port"));
+    assert_eq!(env([("QUEEN_BIND_ADDR", "::1")]).http.host, "::1");
+}
+
+#[test]
+fn the_encryption_key_is_64_hex_characters() {
+    let key = |text: &str| load([], [("QUEEN_ENCRYPTION_KEY", text)]);
+    assert_eq!(key(&"ab".repeat(32)).unwrap().security.encryption_key.unwrap().bytes(), &[0xab; 32]);
+    assert_eq!(key("").unwrap().security.encryption_key, None);
+    let newline = format!("{}\n", "ab".repeat(32));
+    assert_eq!(key(&newline).unwrap_err().to_string(), "QUEEN_ENCRYPTION_KEY must be 64 hex chars");
+    assert_eq!(key(&"zz".repeat(32)).unwrap_err().to_string(), "QUEEN_ENCRYPTION_KEY is not valid hex");
+}
+
+#[test]
+fn tokens_need_key_material_and_tenancy_needs_a_proxy() {
+    let jwt = |algorithm: &str, name: &'static str| {
+        load([], [("JWT_ENABLED", "true"), ("JWT_ALGORITHM", algorithm), (name, "x")]).map(|_| ())
+    };
+    assert!(refusal([], [("JWT_ENABLED", "1")]).contains("needs JWT_SECRET"));
+    assert!(jwt("HS256", "JWT_SECRET").is_ok());
+    assert!(jwt("auto", "JWT_JWKS_URL").is_ok());
+    assert!(jwt("EdDSA", "JWT_SECRET").unwrap_err().to_string().contains("needs JWT_PUBLIC_KEY"));
+    assert!(jwt("none", "JWT_SECRET").unwrap_err().to_string().contains("HS256, HS384, HS512"));
+    assert_eq!(env([("JWT_SKIP_PATHS", "")]).auth.skip_paths().count(), 0, "empty exempts nothing");
+    assert!(refusal([], [("QUEEN_TENANCY_HEADER", "true")]).contains("--kv-trusted-proxy"));
+    assert!(env([("QUEEN_TENANCY_HEADER", "true"), ("QUEEN_KV_TRUSTED_PROXY", "true")]).security.tenancy_header);
+}
+
+#[test]
+fn limits_that_do_not_fit_together_are_refused_by_name_and_value() {
+    assert_eq!(
+        refusal(["--ack-fusion-queue-max", "10"], []),
+        "--ack-fusion-queue-max (REGENT_ACK_FUSION_QUEUE_MAX) is 10: must be at least --ack-fusion-rows-max, \
+         or no commit could ever be full"
+    );
+    assert!(refusal(["--body-bytes-max", "1000000000"], []).starts_with("--request-memory-mb"));
+    assert!(refusal(["--zstd-level", "20"], []).contains("must be 1 to 19"));
+    assert!(refusal([], [("RETENTION_PARALLELISM", "17")]).contains("at most 16"));
+    assert!(refusal([], [("POP_WAIT_MAX_INTERVAL_MS", "5")]).contains("--pop-wait-ms-min"));
+}
+
+#[test]
+fn words_are_checked_wherever_they_come_from() {
+    assert_eq!(env([("DEFAULT_SUBSCRIPTION_MODE", "ALL")]).pop.subscription_mode_default, SubscriptionMode::All);
+    assert_eq!(env([("DEFAULT_SUBSCRIPTION_MODE", "new-only")]).pop.subscription_mode_default, SubscriptionMode::New);
+    assert_eq!(
+        refusal([], [("QUEEN_POP_AUTOPILOT", "fast")]),
+        "--pop-autopilot (QUEEN_POP_AUTOPILOT) is fast: must be one of on, shadow, off"
+    );
+}
+
+#[test]
+fn strange_variables_are_named_once_and_others_left_alone() {
+    let config =
+        env([("QUEEN_ACK_FUSON", "1"), ("QUEEN_VEGAS_ALPHA", "1"), ("QUEEN_MESH_PORT", "1"), ("PATH", "/bin")]);
+    assert_eq!(
+        config.report.warnings,
+        [
+            "QUEEN_VEGAS_ALPHA belongs to older brokers and sets nothing",
+            "QUEEN_MESH_PORT is accepted and sets nothing in this version",
+            "QUEEN_ACK_FUSON is unknown and sets nothing"
+        ]
+    );
+}
+
+#[test]
+fn secrets_are_never_printed() {
+    let key = "ab".repeat(32);
+    let config = env([
+        ("DATABASE_URL", "postgres://u:hunter2@h/d"),
+        ("JWT_SECRET", "hunter2"),
+        ("PG_PASSWORD", "hunter2"),
+        ("QUEEN_ENCRYPTION_KEY", &key),
+    ]);
+    let printed = format!("{config:?}");
+    assert!(!printed.contains("hunter2") && !printed.contains(&key), "{printed}");
+    let log = format!("{:?}", config.report.sections);
+    assert!(log.contains("jwt_secret=<set:7 chars>") && log.contains("encryption_key=<set:64 chars>"), "{log}");
+    assert!(log.contains("pool_size=24") && log.contains("jwt_public_key=<unset>"), "{log}");
+}
+
+#[test]
+fn constructors_for_tests_take_any_port() {
+    let config = Config::with_database("postgres://u@h/d").unwrap();
+    assert_eq!((config.http.host.as_str(), config.http.port), ("127.0.0.1", 0));
+    let config = Config::with_data_dir("/tmp/x y").unwrap();
+    assert_eq!((config.data_dir, config.http.port), (PathBuf::from("/tmp/x y"), 0));
+}
+
+#[test]
+fn the_help_shows_variables_and_the_way_without_a_database() {
+    let help = refusal(["--help"], []);
+    assert!(help.lines().all(|line| line.len() <= 120), "{help}");
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for text in ["[env: DATABASE_URL]", "[env: QUEEN_BIND_ADDR, HOST]", "PostgreSQL:", "[default: 6632]", "Examples:"] {
+        assert!(help.contains(text), "{text} is missing from\n{help}");
+    }
+    assert!(refusal(["--version"], []).starts_with("regent "));
+}

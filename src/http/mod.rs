@@ -1,0 +1,59 @@
+//! Decode, call the broker, encode. No pool, no SQL, no policy.
+
+pub mod ack;
+pub mod error;
+pub mod extract;
+pub mod health;
+pub mod json;
+pub mod lease;
+pub mod pop;
+pub mod push;
+pub mod queue;
+pub mod state;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+
+use error::{envelope, no_such_route};
+use state::AppState;
+
+/// The route table.
+pub fn router(state: AppState) -> Router {
+    Router::new()
+        .route("/api/v1/push", post(push::push))
+        // HEAD must not claim, so it is no pop.
+        .route("/api/v1/pop", get(pop::pop_labels).head(no_such_route))
+        .route("/api/v1/pop/queue/{queue}", get(pop::pop_queue).head(no_such_route))
+        .route("/api/v1/pop/queue/{queue}/partition/{partition}", get(pop::pop_partition).head(no_such_route))
+        .route("/api/v1/ack", post(ack::single))
+        .route("/api/v1/ack/batch", post(ack::batch))
+        .route("/api/v1/lease/{lease}/extend", post(lease::extend))
+        .route("/api/v1/configure", post(queue::configure))
+        .route("/api/v1/resources/queues/{queue}", delete(queue::delete))
+        .route("/health", get(health::health))
+        .route("/status", get(health::status))
+        .route("/metrics/prometheus", get(health::prometheus))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(no_such_route)
+        .layer(DefaultBodyLimit::max(state.body_bytes_max))
+        .layer(middleware::from_fn_with_state(state.clone(), check_request))
+        .with_state(state)
+}
+
+/// What is refused before any handler: announced bodies over the limit (413, plain text) and broken percent escapes.
+async fn check_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let announced = request.headers().get(header::CONTENT_LENGTH);
+    let announced = announced.and_then(|value| value.to_str().ok()).and_then(|text| text.parse::<u64>().ok());
+    if announced.is_some_and(|bytes| bytes > state.body_bytes_max as u64) {
+        return (StatusCode::PAYLOAD_TOO_LARGE, [(header::CONNECTION, "close")], "request body too large")
+            .into_response();
+    }
+    if !extract::escapes_are_whole(request.uri().path()) {
+        return envelope(StatusCode::BAD_REQUEST, "broken percent escape in the path");
+    }
+    next.run(request).await
+}

@@ -1,0 +1,189 @@
+//! The three pop routes (`spec/push-pop.md` §7).
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use super::error::ApiError;
+use super::extract::{Query, check_name};
+use super::json;
+use super::state::AppState;
+use crate::broker::Broker;
+use crate::broker::delivery::{Delivered, Run};
+use crate::broker::group::Subscription;
+use crate::broker::pop::{BATCH_MAX, PopAnswer, PopRequest, Scope};
+use crate::broker::segment::Frame;
+use crate::ids::QUEUE_MODE_GROUP;
+
+const BATCH_DEFAULT: i64 = 200;
+
+/// `GET /api/v1/pop/queue/:queue`.
+pub async fn pop_queue(
+    State(state): State<AppState>,
+    Path(queue): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    check_name("queue", &queue)?;
+    let query = Query::parse(query.as_deref())?;
+    serve(state.broker()?, Scope::Queue(queue), &query).await
+}
+
+/// `GET /api/v1/pop/queue/:queue/partition/:partition`.
+pub async fn pop_partition(
+    State(state): State<AppState>,
+    Path((queue, partition)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    check_name("queue", &queue)?;
+    check_name("partition", &partition)?;
+    let query = Query::parse(query.as_deref())?;
+    serve(state.broker()?, Scope::Partition(queue, partition), &query).await
+}
+
+/// `GET /api/v1/pop`: every queue whose labels match.
+pub async fn pop_labels(State(state): State<AppState>, RawQuery(query): RawQuery) -> Result<Response, ApiError> {
+    let query = Query::parse(query.as_deref())?;
+    let (namespace, task) = (query.name("namespace")?.map(str::to_owned), query.name("task")?.map(str::to_owned));
+    if namespace.is_none() && task.is_none() {
+        let body = serde_json::json!({"success": false, "error": "namespace or task is required", "messages": []});
+        return Ok((StatusCode::BAD_REQUEST, Json(body)).into_response());
+    }
+    serve(state.broker()?, Scope::Labels { namespace, task }, &query).await
+}
+
+async fn serve(broker: &Broker, scope: Scope, query: &Query) -> Result<Response, ApiError> {
+    let request = request_of(broker, scope, query)?;
+    match broker.pop(&request).await? {
+        Some(answer) => {
+            let body = render(broker, &request, &answer);
+            Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+        }
+        None => Ok(StatusCode::NO_CONTENT.into_response()),
+    }
+}
+
+fn request_of(broker: &Broker, scope: Scope, query: &Query) -> Result<PopRequest, ApiError> {
+    let positive = |key| query.integer(key).map(|n| n.filter(|n| *n > 0));
+    let partitions = match query.integer("partitions")? {
+        None => 1,
+        Some(n) if n <= 0 => BATCH_MAX,
+        Some(n) => n.min(BATCH_MAX),
+    };
+    // Known parameters of features that are not served are still type-checked.
+    query.boolean("autopilot")?;
+    query.boolean("conflation")?;
+    Ok(PopRequest {
+        scope,
+        group: query.name("consumerGroup")?.unwrap_or(QUEUE_MODE_GROUP).to_owned(),
+        batch: positive("batch")?.unwrap_or(BATCH_DEFAULT).min(BATCH_MAX),
+        partitions,
+        auto_ack: query.boolean("autoAck")?.unwrap_or(false),
+        wait: query.boolean("wait")?.unwrap_or(false),
+        timeout: match query.integer("timeout")? {
+            None => broker.pop_timeout_default(),
+            Some(ms) => Duration::from_millis(u64::try_from(ms).unwrap_or(0)),
+        },
+        lease_seconds: positive("leaseSeconds")?,
+        subscription: Subscription {
+            mode: query.text("subscriptionMode").map(str::to_owned),
+            from: query.text("subscriptionFrom").map(str::to_owned),
+        },
+    })
+}
+
+fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer) -> Vec<u8> {
+    let payload: usize = answer.delivered.iter().map(|d| d.hashes.len() * 512).sum();
+    let mut out = Vec::with_capacity(512 + payload);
+    let queue = match &request.scope {
+        Scope::Queue(queue) | Scope::Partition(queue, _) => queue.as_str(),
+        Scope::Labels { .. } => "",
+    };
+    let mut lease = String::new();
+    if let Some(id) = answer.lease {
+        lease = id.to_string();
+    }
+    out.extend_from_slice(b"{\"success\":true,\"queue\":");
+    json::string(&mut out, queue);
+    out.extend_from_slice(b",\"partition\":");
+    let first = answer.delivered.first();
+    json::string(&mut out, first.map_or("", |d| d.span.claimed.name.as_str()));
+    out.extend_from_slice(b",\"partitionId\":\"");
+    if let Some(first) = first {
+        json::uuid(&mut out, broker.ids().partition(first.span.claimed.partition));
+    }
+    out.extend_from_slice(b"\",\"leaseId\":\"");
+    out.extend_from_slice(lease.as_bytes());
+    out.extend_from_slice(b"\",\"consumerGroup\":");
+    json::string(&mut out, &request.group);
+    out.extend_from_slice(b",\"messages\":[");
+    let mut is_first = true;
+    for part in &answer.delivered {
+        // What every message of the partition repeats is written once and copied.
+        let tail = tail_of(broker, request, part, &lease);
+        for run in &part.runs {
+            render_run(&mut out, broker, run, &tail, &mut is_first);
+        }
+    }
+    out.extend_from_slice(b"],\"partitionsClaimed\":");
+    json::integer(&mut out, answer.delivered.len() as i64);
+    out.push(b'}');
+    out
+}
+
+fn tail_of(broker: &Broker, request: &PopRequest, part: &Delivered, lease: &str) -> Vec<u8> {
+    let claimed = &part.span.claimed;
+    let mut tail = Vec::with_capacity(256);
+    tail.extend_from_slice(b",\"partitionId\":\"");
+    json::uuid(&mut tail, broker.ids().partition(claimed.partition));
+    tail.extend_from_slice(b"\",\"partition\":");
+    json::string(&mut tail, &claimed.name);
+    tail.extend_from_slice(b",\"leaseId\":\"");
+    tail.extend_from_slice(lease.as_bytes());
+    tail.extend_from_slice(b"\",\"consumerGroup\":");
+    json::string(&mut tail, &request.group);
+    tail.extend_from_slice(b",\"deliveryAttempt\":");
+    json::integer(&mut tail, i64::from(if request.auto_ack { 1 } else { claimed.attempt }));
+    tail.push(b'}');
+    tail
+}
+
+fn render_run(out: &mut Vec<u8>, broker: &Broker, run: &Run, tail: &[u8], is_first: &mut bool) {
+    let created_at = json::timestamp(run.created_at);
+    for frame in run.messages() {
+        if !std::mem::take(is_first) {
+            out.push(b',');
+        }
+        render_message(out, broker, &frame, &created_at);
+        out.extend_from_slice(tail);
+    }
+}
+
+fn render_message(out: &mut Vec<u8>, broker: &Broker, frame: &Frame<'_>, created_at: &str) {
+    out.extend_from_slice(b"{\"id\":\"");
+    json::uuid(out, frame.id);
+    out.extend_from_slice(b"\",\"transactionId\":");
+    match frame.transaction_id {
+        Some(text) => json::string(out, text),
+        None => {
+            out.push(b'"');
+            json::uuid(out, frame.id);
+            out.push(b'"');
+        }
+    }
+    out.extend_from_slice(b",\"traceId\":");
+    json::optional_string(out, frame.trace_id);
+    out.extend_from_slice(b",\"data\":");
+    match broker.open_payload(frame.payload) {
+        Some(opened) => out.extend_from_slice(&opened),
+        None if frame.payload.is_empty() => out.extend_from_slice(b"null"),
+        None => out.extend_from_slice(frame.payload),
+    }
+    out.extend_from_slice(b",\"producerSub\":");
+    json::optional_string(out, frame.producer_sub);
+    out.extend_from_slice(b",\"createdAt\":\"");
+    out.extend_from_slice(created_at.as_bytes());
+    out.push(b'"');
+}

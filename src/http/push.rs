@@ -1,0 +1,158 @@
+//! `POST /api/v1/push` (`spec/push-pop.md` §2).
+
+use std::borrow::Cow;
+use std::fmt;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::error::ApiError;
+use super::extract::check_name;
+use super::json;
+use super::state::AppState;
+use crate::broker::push::{PushItem, PushResult, PushStatus};
+use crate::ids::DEFAULT_PARTITION;
+
+/// A string, borrowed from the body unless it has escapes.
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextVisitor;
+        impl<'de> Visitor<'de> for TextVisitor {
+            type Value = Text<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Body<'a> {
+    #[serde(borrow)]
+    items: Vec<Item<'a>>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Item<'a> {
+    #[serde(borrow)]
+    queue: Text<'a>,
+    #[serde(borrow, default)]
+    partition: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    transaction_id: Option<Text<'a>>,
+    #[serde(borrow)]
+    payload: &'a RawValue,
+}
+
+/// Decodes, pushes, answers one result per item in request order.
+pub async fn push(State(state): State<AppState>, body: Bytes) -> Result<Response, ApiError> {
+    let parsed: Body<'_> =
+        serde_json::from_slice(&body).map_err(|error| ApiError::bad_body(diagnose(&body, &error)))?;
+    let items: Vec<PushItem<'_>> = parsed.items.iter().enumerate().map(item_of).collect::<Result<_, _>>()?;
+    let results = if items.is_empty() { Vec::new() } else { state.broker()?.push(&items, None).await? };
+    let body = render(&items, &results);
+    Ok((StatusCode::CREATED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+fn item_of<'a>((index, item): (usize, &'a Item<'a>)) -> Result<PushItem<'a>, ApiError> {
+    let filled = |text: &'a Option<Text<'a>>| text.as_ref().map(|t| t.0.as_ref()).filter(|t| !t.is_empty());
+    let (partition, transaction_id) = (filled(&item.partition), filled(&item.transaction_id));
+    for (field, text) in
+        [("queue", Some(item.queue.0.as_ref())), ("partition", partition), ("transactionId", transaction_id)]
+    {
+        check_name(&format!("items[{index}].{field}"), text.unwrap_or_default()).map_err(|error| match error {
+            ApiError::BadRequest(text) => ApiError::bad_body(text),
+            other => other,
+        })?;
+    }
+    Ok(PushItem {
+        queue: item.queue.0.as_ref(),
+        partition: partition.unwrap_or(DEFAULT_PARTITION),
+        transaction_id,
+        payload: item.payload.get().as_bytes(),
+    })
+}
+
+/// Says which item and field is wrong; runs only for bodies that were refused.
+fn diagnose(body: &[u8], error: &serde_json::Error) -> String {
+    let Ok(value) = serde_json::from_slice::<Value>(body) else { return error.to_string() };
+    let Some(object) = value.as_object() else { return "the body must be an object with the key items".into() };
+    let Some(items) = object.get("items") else { return "missing field items".into() };
+    let Some(items) = items.as_array() else { return "items must be an array".into() };
+    for (index, item) in items.iter().enumerate() {
+        let Some(item) = item.as_object() else { return format!("items[{index}] must be an object") };
+        match item.get("queue") {
+            None => return format!("items[{index}].queue is missing"),
+            Some(Value::String(_)) => {}
+            Some(_) => return format!("items[{index}].queue must be a string"),
+        }
+        for field in ["partition", "transactionId"] {
+            if !matches!(item.get(field), None | Some(Value::Null | Value::String(_))) {
+                return format!("items[{index}].{field} must be a string");
+            }
+        }
+        if !item.contains_key("payload") {
+            return format!("items[{index}].payload is missing");
+        }
+    }
+    error.to_string()
+}
+
+fn render(items: &[PushItem<'_>], results: &[PushResult]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(2 + results.len() * 192);
+    out.push(b'[');
+    for (index, (item, result)) in items.iter().zip(results).enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(b"{\"index\":");
+        json::integer(&mut out, index as i64);
+        out.extend_from_slice(b",\"message_id\":\"");
+        json::uuid(&mut out, result.message_id);
+        out.extend_from_slice(b"\",\"transaction_id\":");
+        match item.transaction_id {
+            Some(text) => json::string(&mut out, text),
+            None => {
+                out.push(b'"');
+                json::uuid(&mut out, result.minted_id);
+                out.push(b'"');
+            }
+        }
+        out.extend_from_slice(b",\"queueName\":");
+        json::string(&mut out, item.queue);
+        let (status, offset, error) = match &result.status {
+            PushStatus::Queued { offset } => ("queued", Some(offset), None),
+            PushStatus::Duplicate { offset } => ("duplicate", Some(offset), None),
+            PushStatus::Failed { error } => ("failed", None, Some(error)),
+        };
+        out.extend_from_slice(b",\"status\":\"");
+        out.extend_from_slice(status.as_bytes());
+        out.push(b'"');
+        if let Some(error) = error {
+            out.extend_from_slice(b",\"error\":");
+            json::string(&mut out, error);
+        }
+        if let Some(offset) = offset {
+            out.extend_from_slice(b",\"offset\":");
+            json::integer(&mut out, offset.0);
+        }
+        out.push(b'}');
+    }
+    out.push(b']');
+    out
+}

@@ -1,0 +1,27 @@
+//! What every handler gets: one broker handle, no pool.
+
+use std::sync::{Arc, OnceLock};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use super::error::ApiError;
+use crate::broker::Broker;
+use crate::broker::error::BrokerError;
+
+/// Shared by all requests.
+#[derive(Clone)]
+pub struct AppState {
+    /// The domain, once the database has been reached (README ruling 3).
+    pub broker: Arc<OnceLock<Broker>>,
+    /// Renders the metrics of this process.
+    pub metrics: PrometheusHandle,
+    /// Largest request body in bytes.
+    pub body_bytes_max: usize,
+}
+
+impl AppState {
+    /// The broker, or the 503 of one that is still waiting for its database.
+    pub fn broker(&self) -> Result<&Broker, ApiError> {
+        self.broker.get().ok_or(ApiError::Broker(BrokerError::NotYet))
+    }
+}

@@ -1,0 +1,67 @@
+//! Brokers of one database: who is alive, and what they tell each other through `NOTIFY`.
+
+use sqlx::postgres::PgListener;
+use uuid::Uuid;
+
+use super::Store;
+use super::error::{During, StoreResult};
+
+const CHANNEL: &str = "regent";
+
+/// Notifications of the other brokers, as they come.
+#[derive(Debug)]
+pub struct Notifications {
+    listener: PgListener,
+}
+
+impl Store {
+    /// Enters this broker as alive, drops those that have been silent for long, and counts the other live ones.
+    pub async fn heartbeat(&self, id: Uuid, name: &str) -> StoreResult<i64> {
+        sqlx::query_scalar(
+            "WITH me AS ( \
+               INSERT INTO queen.brokers (id, name, last_seen) VALUES ($1, $2, clock_timestamp()) \
+               ON CONFLICT (id) DO UPDATE SET last_seen = excluded.last_seen), \
+             gone AS ( \
+               DELETE FROM queen.brokers WHERE last_seen < clock_timestamp() - interval '1 hour') \
+             SELECT count(*) FROM queen.brokers \
+             WHERE id <> $1 AND last_seen > clock_timestamp() - interval '10 seconds'",
+        )
+        .bind(id)
+        .bind(name)
+        .fetch_one(&self.claims)
+        .await
+        .during("heartbeat")
+    }
+
+    /// Takes this broker off the list.
+    pub async fn sign_off(&self, id: Uuid) -> StoreResult<()> {
+        sqlx::query("DELETE FROM queen.brokers WHERE id = $1").bind(id).execute(&self.claims).await.during("sign-off")?;
+        Ok(())
+    }
+
+    /// Sends payloads of at most 7,999 bytes to every listening broker, this one included.
+    pub async fn notify(&self, payloads: &[String]) -> StoreResult<()> {
+        sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u (payload)")
+            .bind(CHANNEL)
+            .bind(payloads)
+            .execute(&self.claims)
+            .await
+            .during("notify")?;
+        Ok(())
+    }
+
+    /// Starts to listen, on a connection of its own.
+    pub async fn listen(&self) -> StoreResult<Notifications> {
+        let mut listener = PgListener::connect_with(&self.pool).await.during("listen")?;
+        listener.listen(CHANNEL).await.during("listen")?;
+        Ok(Notifications { listener })
+    }
+}
+
+impl Notifications {
+    /// The next payload; `None` when the connection was lost: whatever was sent meanwhile is lost too.
+    pub async fn next(&mut self) -> StoreResult<Option<String>> {
+        let notification = self.listener.try_recv().await.during("receiving a notification")?;
+        Ok(notification.map(|n| n.payload().to_owned()))
+    }
+}

@@ -1,0 +1,110 @@
+//! What can go wrong between the broker and PostgreSQL, sorted by what the caller may do about it.
+
+use thiserror::Error;
+
+/// A failed statement, commit or checkout.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// No connection: refused, lost before anything was sent, or no pooled one within the checkout timeout.
+    /// Nothing happened.
+    #[error("no database connection")]
+    Unavailable(#[source] sqlx::Error),
+    /// The connection broke while a statement or commit was under way: it may have happened or not.
+    #[error("connection lost during {during}")]
+    OutcomeUnknown {
+        /// What was sent.
+        during: &'static str,
+        /// The transport's error.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// PostgreSQL refused the statement; the transaction was rolled back.
+    #[error("{source}")]
+    Refused {
+        /// SQLSTATE, five characters, empty if none was given.
+        sqlstate: String,
+        /// The server's error.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// A stored row breaks an invariant (a torn hash column, a frame that does not decode).
+    #[error("corrupt row in {table}: {what}")]
+    Corrupt {
+        /// The table.
+        table: &'static str,
+        /// Which rule it breaks, with the key.
+        what: String,
+    },
+}
+
+impl StoreError {
+    /// Classifies a driver error met while doing `during`.
+    pub fn from_sqlx(during: &'static str, error: sqlx::Error) -> StoreError {
+        match error {
+            sqlx::Error::Database(ref db) => {
+                let sqlstate = db.code().map(|c| c.into_owned()).unwrap_or_default();
+                // 57P01-57P03: the server went away under the statement. 53300: too many connections.
+                match sqlstate.as_str() {
+                    "57P01" | "57P02" => StoreError::OutcomeUnknown { during, source: error },
+                    "57P03" | "53300" => StoreError::Unavailable(error),
+                    _ => StoreError::Refused { sqlstate, source: error },
+                }
+            }
+            sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Configuration(_) => {
+                StoreError::Unavailable(error)
+            }
+            sqlx::Error::Io(ref io)
+                if matches!(
+                    io.kind(),
+                    std::io::ErrorKind::ConnectionRefused
+                        | std::io::ErrorKind::NotFound
+                        | std::io::ErrorKind::AddrNotAvailable
+                ) =>
+            {
+                StoreError::Unavailable(error)
+            }
+            source => StoreError::OutcomeUnknown { during, source },
+        }
+    }
+
+    /// Whether the same call may simply be sent again: nothing was committed and the cause is passing
+    /// (SQLSTATE classes 08, 53, 57, 58 and `40001`, `40P01`; `spec/push-pop.md` §2.9).
+    pub fn is_transient(&self) -> bool {
+        match self {
+            StoreError::Unavailable(_) => true,
+            StoreError::OutcomeUnknown { .. } | StoreError::Corrupt { .. } => false,
+            StoreError::Refused { sqlstate, .. } => {
+                matches!(sqlstate.as_str(), "40001" | "40P01")
+                    || ["08", "53", "57", "58"].iter().any(|class| sqlstate.starts_with(class))
+            }
+        }
+    }
+
+    /// What to show a client: the server's own words where it spoke, without the driver's.
+    pub fn message(&self) -> String {
+        match self {
+            StoreError::Refused { source: sqlx::Error::Database(db), .. } => db.message().to_owned(),
+            other => other.to_string(),
+        }
+    }
+
+    /// Whether PostgreSQL could not be reached (`503` and `Retry-After` on the wire).
+    pub fn is_connection(&self) -> bool {
+        matches!(self, StoreError::Unavailable(_) | StoreError::OutcomeUnknown { .. })
+    }
+}
+
+/// Shorthand of every store function.
+pub type StoreResult<T> = Result<T, StoreError>;
+
+/// Adds what was being done to a driver error.
+pub(crate) trait During<T> {
+    /// Classifies the error as one met while doing `during`.
+    fn during(self, during: &'static str) -> StoreResult<T>;
+}
+
+impl<T> During<T> for Result<T, sqlx::Error> {
+    fn during(self, during: &'static str) -> StoreResult<T> {
+        self.map_err(|error| StoreError::from_sqlx(during, error))
+    }
+}

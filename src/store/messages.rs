@@ -1,0 +1,242 @@
+//! Segments and their hashes: appended by pushes, read by pops.
+
+use chrono::{DateTime, Utc};
+use sqlx::{Postgres, Row, Transaction};
+
+use super::error::{During, StoreResult};
+use super::partitions::{self, LockedPartition, PartitionKey};
+use super::queues::corrupt;
+use super::{Store, StoreError};
+use crate::ids::{Offset, PartitionId, TransactionHash};
+
+/// A segment about to be stored. Its offsets are allocated: the partition is locked by the same transaction.
+#[derive(Clone, Debug)]
+pub struct NewSegment {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Offset of its first message.
+    pub base_offset: Offset,
+    /// Transaction hashes in offset order; their number is the number of messages.
+    pub hashes: Vec<TransactionHash>,
+    /// Payload bytes before packing.
+    pub payload_bytes: usize,
+    /// The sealed frames.
+    pub frames: Vec<u8>,
+}
+
+/// A run of hashes of stored messages, in offset order.
+#[derive(Clone, Debug)]
+pub struct StoredHashes {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Offset of the first hash.
+    pub base_offset: Offset,
+    /// The hashes.
+    pub hashes: Vec<TransactionHash>,
+}
+
+/// A stored segment.
+#[derive(Clone, Debug)]
+pub struct SegmentRow {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Offset of its first message.
+    pub base_offset: Offset,
+    /// Messages in it.
+    pub message_count: usize,
+    /// Commit time, stamped under the partition lock.
+    pub created_at: DateTime<Utc>,
+    /// The sealed frames.
+    pub frames: Vec<u8>,
+}
+
+/// A part of one partition to read, both ends inclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The partition.
+    pub partition: PartitionId,
+    /// First wanted offset.
+    pub first: Offset,
+    /// Last wanted offset.
+    pub last: Offset,
+}
+
+/// The transaction of one push flush. Dropping it rolls everything back.
+#[derive(Debug)]
+pub struct AppendTx {
+    tx: Transaction<'static, Postgres>,
+}
+
+impl Store {
+    /// Opens the transaction of one push flush.
+    pub async fn begin_append(&self) -> StoreResult<AppendTx> {
+        Ok(AppendTx { tx: self.pool.begin().await.map_err(|e| StoreError::from_sqlx("push", e))? })
+    }
+
+    /// The segments that cover the spans, by partition and offset. Stops once `bytes_max` payload bytes of a partition
+    /// are covered, but always answers the first segment of each span.
+    pub async fn read_segments(&self, spans: &[Span], bytes_max: i64) -> StoreResult<Vec<SegmentRow>> {
+        read_segments(&self.pool, spans, bytes_max).await
+    }
+}
+
+impl AppendTx {
+    /// Locks the partitions of these keys that exist, in id order.
+    pub async fn lock_partitions(&mut self, keys: &[PartitionKey]) -> StoreResult<Vec<LockedPartition>> {
+        partitions::lock(&mut self.tx, keys).await
+    }
+
+    /// The hashes stored in each partition within its window (seconds) and at or above an offset, oldest first. Runs
+    /// under the partition locks in a snapshot of its own, so it sees every commit before them (I9).
+    pub async fn hashes_within(&mut self, probes: &[(PartitionId, Offset, i32)]) -> StoreResult<Vec<StoredHashes>> {
+        let ids: Vec<i64> = probes.iter().map(|(id, ..)| id.0).collect();
+        let from: Vec<i64> = probes.iter().map(|(_, from, _)| from.0).collect();
+        let windows: Vec<i32> = probes.iter().map(|(.., window)| *window).collect();
+        let rows = sqlx::query(
+            "SELECT t.partition_id, t.base_offset, t.hashes \
+             FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, from_offset, window_seconds) \
+             CROSS JOIN LATERAL ( \
+               SELECT t.partition_id, t.base_offset, t.hashes FROM queen.log_txns t \
+               WHERE t.partition_id = u.partition_id AND t.base_offset >= u.from_offset \
+                 AND t.created_at >= clock_timestamp() - make_interval(secs => u.window_seconds)) t \
+             ORDER BY t.partition_id, t.base_offset",
+        )
+        .bind(ids)
+        .bind(from)
+        .bind(windows)
+        .fetch_all(&mut *self.tx)
+        .await
+        .during("deduplication probe")?;
+        rows.iter()
+            .map(|row| {
+                let packed: &[u8] = row.try_get("hashes").during("deduplication probe")?;
+                let hashes = TransactionHash::unpack(packed)
+                    .ok_or_else(|| corrupt("log_txns", "hash column is no multiple of 16 bytes"))?
+                    .collect();
+                Ok(StoredHashes {
+                    partition: PartitionId(row.try_get("partition_id").during("deduplication probe")?),
+                    base_offset: Offset(row.try_get("base_offset").during("deduplication probe")?),
+                    hashes,
+                })
+            })
+            .collect()
+    }
+
+    /// The segment that covers an offset, if it is still stored.
+    pub async fn segment_at(&mut self, partition: PartitionId, offset: Offset) -> StoreResult<Option<SegmentRow>> {
+        let span = Span { partition, first: offset, last: offset };
+        Ok(read_segments(&mut *self.tx, &[span], 0).await?.into_iter().next())
+    }
+
+    /// Stores the segments and their hashes and moves the allocators. All segments of one partition carry one commit
+    /// time, stamped here, under the lock, and never before the partition's last one (I7): `statement_timestamp()` is one
+    /// instant for the whole statement, which starts after the locks were granted.
+    pub async fn insert_segments(&mut self, segments: &[NewSegment]) -> StoreResult<()> {
+        let ids: Vec<i64> = segments.iter().map(|s| s.partition.0).collect();
+        let bases: Vec<i64> = segments.iter().map(|s| s.base_offset.0).collect();
+        let counts: Vec<i32> = segments.iter().map(|s| s.hashes.len() as i32).collect();
+        let bytes: Vec<i32> = segments.iter().map(|s| i32::try_from(s.payload_bytes).unwrap_or(i32::MAX)).collect();
+        let hashes: Vec<Vec<u8>> = segments.iter().map(|s| pack_hashes(&s.hashes)).collect();
+        let frames: Vec<&[u8]> = segments.iter().map(|s| s.frames.as_slice()).collect();
+        let stored: i64 = sqlx::query_scalar(
+            "WITH segments AS ( \
+               INSERT INTO queen.log_segments (partition_id, base_offset, created_at, message_count, payload_bytes, \
+                 frames) \
+               SELECT n.partition_id, n.base_offset, greatest(statement_timestamp(), p.last_write_at), \
+                 n.message_count, n.payload_bytes, n.frames \
+               FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $6::bytea[]) \
+                 AS n (partition_id, base_offset, message_count, payload_bytes, frames) \
+               JOIN queen.log_partitions p ON p.id = n.partition_id), \
+             txns AS ( \
+               INSERT INTO queen.log_txns (partition_id, base_offset, created_at, hashes) \
+               SELECT n.partition_id, n.base_offset, greatest(statement_timestamp(), p.last_write_at), n.hashes \
+               FROM unnest($1::bigint[], $2::bigint[], $5::bytea[]) AS n (partition_id, base_offset, hashes) \
+               JOIN queen.log_partitions p ON p.id = n.partition_id), \
+             moved AS ( \
+               UPDATE queen.log_partitions p SET last_offset = n.last_offset, \
+                 last_write_at = greatest(statement_timestamp(), p.last_write_at) \
+               FROM (SELECT partition_id, max(base_offset + message_count - 1) AS last_offset \
+                     FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, base_offset, message_count) \
+                     GROUP BY partition_id) n \
+               WHERE p.id = n.partition_id AND p.last_offset < n.last_offset RETURNING p.id) \
+             SELECT count(*) FROM moved",
+        )
+        .bind(&ids)
+        .bind(bases)
+        .bind(counts)
+        .bind(bytes)
+        .bind(hashes)
+        .bind(frames)
+        .fetch_one(&mut *self.tx)
+        .await
+        .during("storing segments")?;
+        let mut partitions = ids;
+        partitions.sort_unstable();
+        partitions.dedup();
+        if stored != partitions.len() as i64 {
+            return Err(corrupt("log_partitions", format!("{stored} of {} allocators moved", partitions.len())));
+        }
+        Ok(())
+    }
+
+    /// Makes the flush durable.
+    pub async fn commit(self) -> StoreResult<()> {
+        self.tx.commit().await.during("commit of push")
+    }
+
+    /// Gives the flush up.
+    pub async fn rollback(self) -> StoreResult<()> {
+        self.tx.rollback().await.during("rollback of push")
+    }
+}
+
+fn pack_hashes(hashes: &[TransactionHash]) -> Vec<u8> {
+    hashes.iter().flat_map(|hash| hash.to_bytes()).collect()
+}
+
+/// See [`Store::read_segments`]; also run inside transactions that read what they settle.
+pub(super) async fn read_segments<'e>(
+    executor: impl sqlx::PgExecutor<'e>,
+    spans: &[Span],
+    bytes_max: i64,
+) -> StoreResult<Vec<SegmentRow>> {
+    let ids: Vec<i64> = spans.iter().map(|s| s.partition.0).collect();
+    let first: Vec<i64> = spans.iter().map(|s| s.first.0).collect();
+    let last: Vec<i64> = spans.iter().map(|s| s.last.0).collect();
+    // The window sums sizes before a frame is fetched from its TOAST table: what the budget cuts off costs nothing.
+    let rows = sqlx::query(
+        "SELECT s.partition_id, s.base_offset, s.message_count, s.created_at, s.frames \
+         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) WITH ORDINALITY \
+           AS u (partition_id, first_offset, last_offset, ord) \
+         CROSS JOIN LATERAL ( \
+           SELECT s.*, sum(s.payload_bytes) OVER (ORDER BY s.base_offset) - s.payload_bytes AS bytes_before \
+           FROM queen.log_segments s \
+           WHERE s.partition_id = u.partition_id AND s.base_offset <= u.last_offset \
+             AND s.base_offset >= coalesce(( \
+               SELECT h.base_offset FROM queen.log_segments h \
+               WHERE h.partition_id = u.partition_id AND h.base_offset <= u.first_offset \
+               ORDER BY h.base_offset DESC LIMIT 1), u.first_offset)) s \
+         WHERE s.bytes_before <= $4 AND s.base_offset + s.message_count > u.first_offset \
+         ORDER BY u.ord, s.base_offset",
+    )
+    .bind(ids)
+    .bind(first)
+    .bind(last)
+    .bind(bytes_max)
+    .fetch_all(executor)
+    .await
+    .during("reading segments")?;
+    rows.iter()
+        .map(|row| {
+            let count: i32 = row.try_get("message_count")?;
+            Ok(SegmentRow {
+                partition: PartitionId(row.try_get("partition_id")?),
+                base_offset: Offset(row.try_get("base_offset")?),
+                message_count: usize::try_from(count).unwrap_or(0),
+                created_at: row.try_get("created_at")?,
+                frames: row.try_get("frames")?,
+            })
+        })
+        .collect::<Result<_, _>>()
+        .during("reading segments")
+}

@@ -1,0 +1,65 @@
+//! The only place with SQL, and (with `app.rs`) the only one that names `sqlx`.
+//!
+//! Lock order, everywhere: partitions by id, then consumers by (partition, group). A statement that locks several rows
+//! sorts them first. `now` is `clock_timestamp()` of the database: it alone judges leases and stamps segments.
+
+pub mod acks;
+pub mod brokers;
+pub mod cursors;
+pub mod dead_letters;
+pub mod error;
+pub mod groups;
+pub mod messages;
+pub mod migrate;
+pub mod partitions;
+pub mod queues;
+
+pub use error::{StoreError, StoreResult};
+
+use sqlx::PgPool;
+
+use crate::ids::IdSpace;
+use error::During;
+
+/// The connections to one migrated database. A cheap clone.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// Everything that must be durable when it is answered.
+    pub(crate) pool: PgPool,
+    /// Lease claims only: these connections commit asynchronously, because a claim lost in a database crash only
+    /// redelivers (design §4).
+    pub(crate) claims: PgPool,
+    ids: IdSpace,
+}
+
+impl Store {
+    /// Opens the store over a database whose schema has been applied.
+    pub async fn open(pool: PgPool, claims: PgPool) -> StoreResult<Store> {
+        let (tag, secret): (i64, i64) = sqlx::query_as("SELECT id_tag, id_secret FROM queen.meta")
+            .fetch_one(&pool)
+            .await
+            .during("reading queen.meta")?;
+        Ok(Store { pool, claims, ids: IdSpace::new(tag, secret) })
+    }
+
+    /// The ids of this database on the wire.
+    pub fn ids(&self) -> IdSpace {
+        self.ids
+    }
+
+    /// A real round trip, for health checks.
+    pub async fn ping(&self) -> StoreResult<()> {
+        sqlx::query("SELECT 1").execute(&self.pool).await.during("ping").map(|_| ())
+    }
+
+    /// Pooled connections now: (open, idle).
+    pub fn pool_size(&self) -> (u32, usize) {
+        (self.pool.size() + self.claims.size(), self.pool.num_idle() + self.claims.num_idle())
+    }
+
+    /// Closes both pools after their checked-out connections came back.
+    pub async fn close(&self) {
+        self.claims.close().await;
+        self.pool.close().await;
+    }
+}
