@@ -5,6 +5,7 @@ pub mod ack_decision;
 pub mod arbiters;
 pub mod claim;
 pub mod configure;
+pub mod dedup;
 pub mod delivery;
 pub mod directory;
 pub mod encryption;

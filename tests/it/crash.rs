@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::harness::{
-    AckResult, BrokerProcess, Client, Pop, Popped, PushResult, comes_true, eventually, eventually_some,
+    AckResult, BrokerProcess, Client, Pop, Popped, PushResult, between_attempts, comes_true, eventually,
 };
 
 const PARTITIONS: usize = 6;
@@ -61,20 +61,19 @@ impl Ledger {
 
 /// Pushes `0`, `1`, … into one partition, one at a time, each again and again until it is answered.
 async fn produce(client: Client, ledger: Arc<Ledger>, partition: String) {
-    for n in 0.. {
-        if !ledger.producing.load(Ordering::SeqCst) {
-            return;
-        }
+    let mut n = 0;
+    while ledger.producing.load(Ordering::SeqCst) {
         let id = format!("{partition}-{n}");
         let item = json!({ "queue": "q", "partition": partition, "transactionId": id, "payload": { "n": n } });
         let body = json!({ "items": [item] }).to_string();
-        let told = eventually_some(Duration::from_secs(60), async || {
-            let reply = client.try_send(Method::POST, "/api/v1/push", Some(body.clone().into())).await.ok()?;
-            let result = (reply.status == 201).then(|| reply.decode::<Vec<PushResult>>().remove(0))?;
-            matches!(result.status.as_str(), "queued" | "duplicate" | "buffered").then_some(result)
-        })
-        .await;
-        ledger.stored.lock().unwrap().insert(told.transaction_id);
+        let reply = client.try_send(Method::POST, "/api/v1/push", Some(body.into())).await;
+        let told = reply.ok().filter(|reply| reply.status == 201).map(|r| r.decode::<Vec<PushResult>>().remove(0));
+        if told.is_some_and(|told| matches!(told.status.as_str(), "queued" | "duplicate" | "buffered")) {
+            ledger.stored.lock().unwrap().insert(id);
+            n += 1;
+        } else {
+            between_attempts().await;
+        }
     }
 }
 
@@ -82,29 +81,21 @@ async fn produce(client: Client, ledger: Arc<Ledger>, partition: String) {
 async fn consume(client: Client, ledger: Arc<Ledger>) {
     let pop = Pop::queue("q").group(GROUP).all().batch(20).partitions(2).lease(LEASE_SECONDS).wait_ms(400);
     while ledger.consuming.load(Ordering::SeqCst) {
-        let popped = eventually_some(Duration::from_secs(60), async || {
-            let sent = ledger.tick();
-            let reply = client.try_send(Method::GET, &pop.target(), None).await.ok()?;
-            match reply.status {
-                200 => Some((reply.decode::<Popped>(), sent)),
-                204 => Some((Popped::default(), sent)),
-                _ => None,
-            }
-        });
-        let (popped, sent) = popped.await;
-        ledger.delivered(&popped, sent);
-        if popped.is_empty() {
+        let sent = ledger.tick();
+        let reply = client.try_send(Method::GET, &pop.target(), None).await;
+        let Some(reply) = reply.ok().filter(|reply| reply.status == 200) else {
+            between_attempts().await;
             continue;
-        }
+        };
+        let popped: Popped = reply.decode();
+        ledger.delivered(&popped, sent);
         let body = json!({ "consumerGroup": GROUP, "acknowledgments": popped.items("completed") }).to_string();
-        let Ok(reply) = client.try_send(Method::POST, "/api/v1/ack/batch", Some(body.into())).await else { continue };
-        if reply.status == 200 {
+        let reply = client.try_send(Method::POST, "/api/v1/ack/batch", Some(body.into())).await;
+        if let Some(reply) = reply.ok().filter(|reply| reply.status == 200) {
             let now = ledger.tick();
             let mut acked = ledger.acked.lock().unwrap();
-            for result in reply.decode::<Vec<AckResult>>() {
-                if result.success {
-                    acked.entry(result.transaction_id).or_insert(now);
-                }
+            for result in reply.decode::<Vec<AckResult>>().into_iter().filter(|result| result.success) {
+                acked.entry(result.transaction_id).or_insert(now);
             }
         }
     }

@@ -43,7 +43,7 @@ async fn the_answer_names_the_lease_and_its_new_expiry_three_times() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_unusable_body_means_sixty_seconds() {
     let broker = TestBroker::start().await;
-    for body in [
+    let bodies = [
         "",
         "{}",
         "null",
@@ -56,13 +56,14 @@ async fn every_unusable_body_means_sixty_seconds() {
         r#"{"seconds":1.5}"#,
         r#"{"seconds":true}"#,
         r#"{"other":5}"#,
-    ] {
-        broker.db.execute("TRUNCATE queen.log_consumers").await;
-        broker.push_ids("q", "p", [uuid::Uuid::new_v4().to_string()]).await;
+    ];
+    for (n, body) in bodies.into_iter().enumerate() {
+        let partition = format!("p{n}");
+        broker.push_ids("q", &partition, ["m"]).await;
         let popped = broker.pop(&Pop::queue("q").group(GROUP).all().lease(10)).await;
         let reply = broker.post(&format!("/api/v1/lease/{}/extend", popped.lease_id), body).await.expect(200);
         assert_eq!(reply.json()["renewed"], 1, "{body}");
-        let left = lease_left(&broker, "p").await;
+        let left = lease_left(&broker, &partition).await;
         assert!((55.0..=60.0).contains(&left), "{body}: {left}");
     }
 }

@@ -41,7 +41,7 @@ async fn run(broker: &TestBroker, group: &str, workers: usize, partitions: usize
     let total = partitions * each;
     let drains = (0..workers).map(|_| {
         let pop = pop.clone().group(group).all().lease(60).wait_ms(500);
-        tokio::spawn(drain(broker.clone(), pop, Arc::clone(&seen), Arc::clone(&finished), total))
+        tokio::spawn(drain((**broker).clone(), pop, Arc::clone(&seen), Arc::clone(&finished), total))
     });
     for drained in join_all(drains).await {
         drained.unwrap();

@@ -83,7 +83,7 @@ async fn the_row_is_a_snapshot(broker: &TestBroker) {
 /// §5.5.
 async fn the_reason_is_the_poisons_then_the_groups_then_a_default(broker: &TestBroker) {
     let popped = leased(broker, 6).await;
-    let (m, reason) = (&popped.messages, |n: i64| async move {
+    let (m, reason) = (&popped.messages, async |n: i64| {
         broker.db.dead_letters().await.into_iter().find(|row| row.log_offset == n).unwrap().reason
     });
     broker.ack(GROUP, vec![with_reason(m[1].item("failed"), "other"), with_reason(m[0].item("dlq"), "mine")]).await;

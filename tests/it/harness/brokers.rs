@@ -1,7 +1,10 @@
 //! The only file that names the broker's library API.
 
 use std::ops::Deref;
+use std::path::Path;
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 use super::{Client, Database};
 
@@ -20,14 +23,16 @@ pub enum Road {
 pub struct Broker {
     app: Option<regent::app::App>,
     client: Client,
+    _data_dir: TempDir,
 }
 
 impl Broker {
     /// Starts a broker on a database.
     pub async fn start(url: &str, road: Road) -> Broker {
-        let app = regent::app::App::start(config(url, road)).await.expect("the broker starts");
+        let data_dir = TempDir::with_prefix("regent-it-data-").unwrap();
+        let app = regent::app::App::start(config(url, road, data_dir.path())).await.expect("the broker starts");
         let client = Client::new(app.local_addr());
-        Broker { app: Some(app), client }
+        Broker { app: Some(app), client, _data_dir: data_dir }
     }
 
     /// Stops it now.
@@ -58,8 +63,15 @@ async fn stop(app: regent::app::App) {
     tokio::time::timeout(Duration::from_secs(20), app.stop()).await.expect("the broker stops within 20 s");
 }
 
-fn config(url: &str, _road: Road) -> regent::config::Config {
-    regent::config::Config::with_database(url)
+/// The defaults, with pools small enough for many tests at once.
+fn config(url: &str, road: Road, data_dir: &Path) -> regent::config::Config {
+    let mut config = regent::config::Config::with_database(url).expect("a database URL");
+    config.data_dir = data_dir.to_owned();
+    config.postgres.pool_size = 6;
+    config.postgres.claim_pool_size = 3;
+    config.fusion.ack_registry = road != Road::ResolutionOnly;
+    config.fusion.ack_fusion = road == Road::Fused;
+    config
 }
 
 /// Applies the schema by starting and stopping a broker.

@@ -55,3 +55,8 @@ pub fn eventually_blocking(deadline: Duration, mut condition: impl FnMut() -> bo
         std::thread::sleep(PAUSE);
     }
 }
+
+/// A moment between two attempts of a loop that somebody else ends.
+pub async fn between_attempts() {
+    tokio::time::sleep(PAUSE).await;
+}

@@ -13,15 +13,15 @@ mod rows;
 mod server;
 
 pub use brokers::{Broker, Road, TestBroker};
-pub use client::{AckResult, Client, PushResult, Reply, encode, numbered};
-pub use eventually::{comes_true, eventually, eventually_blocking, eventually_some};
-pub use keys::{keys_of, member, members};
+pub use client::{AckResult, Client, PushResult, encode, numbered};
+pub use eventually::{between_attempts, comes_true, eventually, eventually_blocking, eventually_some};
+pub use keys::{keys_of, member};
 pub use message::{Message, Popped};
 pub use pop::Pop;
 pub use postgres::{Database, empty_database};
 pub use process::BrokerProcess;
-pub use raw_http::{RawReply, exchange, hang_up, open};
-pub use rows::{Cursor, DeadLetter};
+pub use raw_http::{exchange, hang_up, open};
+pub use rows::Cursor;
 
 use std::time::Duration;
 

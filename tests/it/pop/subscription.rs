@@ -62,7 +62,7 @@ async fn a_timestamp_starts_at_the_first_segment_not_older() {
     broker.push_ids("q", "p", ["s1"]).await;
     broker.db.age(100).await;
     broker.push_ids("q", "p", ["s2"]).await;
-    let stamp = |ago: f64| async move {
+    let stamp = async |ago: f64| {
         let sql = "SELECT to_char((now() - make_interval(secs => $1)) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
         sqlx::query_scalar::<_, String>(sql).bind(ago).fetch_one(&broker.db.pool).await.unwrap()
     };

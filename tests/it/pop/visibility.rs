@@ -100,9 +100,9 @@ async fn delay_and_window_must_both_allow() {
     broker.configure("q", json!({ "delayedProcessing": 30, "windowBuffer": 10 })).await;
     broker.push_ids("q", "p", ["a"]).await;
     broker.db.age(15).await;
-    assert!(broker.pop(&Pop::queue("q")).await.is_empty(), "the window is over, the delay is not");
+    assert!(broker.pop(&Pop::partition("q", "p")).await.is_empty(), "the window is over, the delay is not");
     broker.db.age(20).await;
-    assert_eq!(broker.pop(&Pop::queue("q")).await.ids(), ["a"]);
+    assert_eq!(broker.pop(&Pop::partition("q", "p")).await.ids(), ["a"]);
 }
 
 /// §6.2: a parked pop is woken when the window ends.

@@ -98,11 +98,11 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// An advance does not compare the cursor with its value at the claim.
-    CursorUnchecked,
+    CursorIgnored,
     /// An advance does not ask whether the lease expired.
-    ExpiryUnchecked,
+    LapsedAccepted,
     /// An advance does not ask whether hashes were purged.
-    PurgeUnchecked,
+    PurgeMissed,
 }
 
 pub(crate) struct FakeStore {
@@ -290,9 +290,9 @@ impl FakeStore {
             };
             let valid = row.worker == Some(advance.worker)
                 && row.batch_end == Some(advance.batch_end.0)
-                && (row.live(world.now) || self.flaw == Some(Flaw::ExpiryUnchecked))
-                && (row.committed == advance.committed.0 || self.flaw == Some(Flaw::CursorUnchecked))
-                && (log.txns_start <= row.committed + 1 || self.flaw == Some(Flaw::PurgeUnchecked));
+                && (row.live(world.now) || self.flaw == Some(Flaw::LapsedAccepted))
+                && (row.committed == advance.committed.0 || self.flaw == Some(Flaw::CursorIgnored))
+                && (log.txns_start <= row.committed + 1 || self.flaw == Some(Flaw::PurgeMissed));
             if valid {
                 row.consumed += advance.batch_end.0 - row.committed;
                 (row.committed, row.retry_count, row.not_before) = (advance.batch_end.0, 0, None);

@@ -282,7 +282,7 @@ fn the_fast_path_never_changes_an_answer_or_a_row() {
 fn a_flaw_in_the_fast_path_is_found() {
     let runtime = runtime();
     let _entered = runtime.enter();
-    for flaw in [Flaw::CursorUnchecked, Flaw::ExpiryUnchecked, Flaw::PurgeUnchecked] {
+    for flaw in [Flaw::CursorIgnored, Flaw::LapsedAccepted, Flaw::PurgeMissed] {
         let sides = [Side::new(serial(), None), Side::new(fused(), Some(flaw))];
         let found = check(&sides, &runtime, 3000, false);
         assert!(found.is_err(), "{flaw:?} went unnoticed");
