@@ -30,6 +30,8 @@ struct Ledger {
     consuming: AtomicBool,
     stored: Mutex<BTreeSet<String>>,
     acked: Mutex<BTreeMap<String, u64>>,
+    /// Acks that were sent and never answered: they may have been committed, and then they do not come back.
+    unanswered: Mutex<BTreeSet<String>>,
     broken: Mutex<Vec<String>>,
 }
 
@@ -94,9 +96,17 @@ async fn consume(client: Client, ledger: Arc<Ledger>) {
         if let Some(reply) = reply.ok().filter(|reply| reply.status == 200) {
             let now = ledger.tick();
             let mut acked = ledger.acked.lock().unwrap();
-            for result in reply.decode::<Vec<AckResult>>().into_iter().filter(|result| result.success) {
-                acked.entry(result.transaction_id).or_insert(now);
+            for result in reply.decode::<Vec<AckResult>>() {
+                if result.success {
+                    acked.entry(result.transaction_id).or_insert(now);
+                } else if result.error.is_some_and(|error| error.starts_with("ack flush failed")) {
+                    // The connection broke, and nobody could find out whether it was committed.
+                    ledger.unanswered.lock().unwrap().insert(result.transaction_id);
+                }
             }
+        } else {
+            let ids = popped.messages.iter().map(|message| message.transaction_id.clone());
+            ledger.unanswered.lock().unwrap().extend(ids);
         }
     }
 }
@@ -135,7 +145,8 @@ impl Load {
         let stored = self.ledger.stored.lock().unwrap().clone();
         let complete = comes_true(Duration::from_secs(30), async || {
             let acked = self.ledger.acked.lock().unwrap();
-            stored.iter().all(|id| acked.contains_key(id))
+            let unanswered = self.ledger.unanswered.lock().unwrap();
+            stored.iter().all(|id| acked.contains_key(id) || unanswered.contains(id))
         })
         .await;
         self.ledger.consuming.store(false, Ordering::SeqCst);
@@ -143,7 +154,9 @@ impl Load {
             consumer.unwrap();
         }
         let acked = self.ledger.acked.lock().unwrap();
-        let lost: Vec<&String> = stored.iter().filter(|id| !acked.contains_key(*id)).collect();
+        let unanswered = self.ledger.unanswered.lock().unwrap();
+        let finished = |id: &String| acked.contains_key(id) || unanswered.contains(id);
+        let lost: Vec<&String> = stored.iter().filter(|id| !finished(id)).collect();
         assert!(complete && lost.is_empty(), "stored and never finished: {lost:?}");
         let broken = self.ledger.broken.lock().unwrap();
         assert!(broken.is_empty(), "{broken:#?}");
