@@ -298,6 +298,7 @@ fn broker_settings(config: &Config) -> BrokerSettings {
         push_groups_max: config.push.fusion_queue_max,
         push_bytes_max: config.push.fusion_bytes_max,
         push_inflight_bytes_max: config.limits.request_bytes_max(),
+        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() } else { 0 },
         zstd_level: i32::from(config.push.zstd_level),
         pop_claims_max: config.postgres.claim_pool_size as usize,
         pop_waiting_max: config.limits.requests_waiting_max,

@@ -4,6 +4,7 @@ pub mod ack;
 pub mod ack_decision;
 pub mod claim;
 pub mod configure;
+pub mod dedup;
 pub mod delivery;
 pub mod encryption;
 pub mod error;

@@ -1,14 +1,16 @@
 //! One push flush: the transaction that locks partitions, decides duplicates, allocates offsets and stores segments.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
 
 use uuid::Uuid;
 
+use super::dedup::{DedupMemory, Refresh};
 use super::push::{JobError, JobOutcome, StoredItem};
 use super::push_fusion::PushJob;
 use super::segment::{self, Frames};
 use crate::ids::{Offset, PartitionId, QueueId, TransactionHash};
-use crate::store::messages::{AppendTx, NewSegment};
+use crate::store::messages::{AppendTx, NewSegment, StoredHashes};
 use crate::store::partitions::{LockedPartition, PartitionKey};
 use crate::store::queues::corrupt;
 use crate::store::{Store, StoreError, StoreResult};
@@ -54,10 +56,16 @@ pub fn by_partition(jobs: Vec<PushJob>) -> Vec<PartitionBatch> {
 
 /// Stores the batches in one transaction. With `look_up`, an earlier try may have committed: messages found stored
 /// under the very ids minted here are reported as stored.
-pub async fn flush(store: &Store, batches: &[PartitionBatch], zstd_level: i32, look_up: bool) -> StoreResult<Flushed> {
+pub async fn flush(
+    store: &Store,
+    memory: &mut DedupMemory,
+    batches: &[PartitionBatch],
+    zstd_level: i32,
+    look_up: bool,
+) -> StoreResult<Flushed> {
     let keys: Vec<PartitionKey> = batches.iter().map(|b| b.key.clone()).collect();
     let (mut tx, locked) = lock_all(store, &keys).await?;
-    let known = probe(&mut tx, batches, &locked, look_up).await?;
+    let known = probe(&mut tx, memory, batches, &locked, look_up).await?;
     let mut segments = Vec::new();
     let mut decided = Vec::with_capacity(batches.len());
     for batch in batches {
@@ -84,6 +92,12 @@ pub async fn flush(store: &Store, batches: &[PartitionBatch], zstd_level: i32, l
     }
     tx.insert_segments(&segments).await?;
     tx.commit().await?;
+    let now = Instant::now();
+    for segment in &segments {
+        // Only now: what a failed flush may have stored shows as offsets above what the memory covers.
+        memory.add(segment.partition, segment.base_offset, &segment.hashes, now);
+    }
+    memory.trim(now);
     let mut appended: Vec<Appended> = Vec::new();
     for (partition, plan) in decided.into_iter().flatten() {
         if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {
@@ -110,37 +124,76 @@ async fn lock_all(
     Ok((tx, locked))
 }
 
-/// Earliest stored offset of each hash, per partition that deduplicates.
+/// Where each hash of the flush is stored, if it is, per partition that deduplicates.
 type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
 
+/// Finds the hashes of the flush that are stored inside their windows: the memory names candidates, and rows read under
+/// the partition locks decide.
 async fn probe(
     tx: &mut AppendTx,
+    memory: &mut DedupMemory,
     batches: &[PartitionBatch],
     locked: &HashMap<PartitionKey, LockedPartition>,
     look_up: bool,
 ) -> StoreResult<Known> {
-    let mut probes = Vec::new();
-    let mut known = Known::new();
+    let now = Instant::now();
+    let mut reads = Vec::new();
+    let mut deduplicating = Vec::new();
     for batch in batches {
         let Some(partition) = locked.get(&batch.key) else { continue };
         let window = window_of(batch).max(if look_up { LOOK_UP_SECONDS } else { 0 });
-        if window > 0 {
-            known.insert(partition.id, HashMap::new());
-            if partition.last_offset > Offset::NONE {
-                probes.push((partition.id, Offset(0), window));
+        if window == 0 {
+            // What is stored now goes unrecorded, so nothing can be called new afterwards.
+            memory.forget(partition.id);
+            continue;
+        }
+        deduplicating.push((batch, partition, window));
+        match memory.refresh(partition.id, partition.last_offset, window, now) {
+            Refresh::Nothing => {}
+            Refresh::From(offset) => reads.push((partition.id, offset, window)),
+            Refresh::Window => {
+                memory.start(partition.id, partition.last_offset, window, now);
+                if partition.last_offset > Offset::NONE {
+                    reads.push((partition.id, Offset(0), window));
+                }
             }
         }
     }
-    if probes.is_empty() {
-        return Ok(known);
-    }
-    for stored in tx.hashes_within(&probes).await? {
-        let of_partition = known.entry(stored.partition).or_default();
-        for (index, hash) in stored.hashes.into_iter().enumerate() {
-            of_partition.entry(hash).or_insert(Offset(stored.base_offset.0 + index as i64));
+    if !reads.is_empty() {
+        for stored in tx.hashes_within(&reads).await? {
+            memory.add(stored.partition, stored.base_offset, &stored.hashes, now);
         }
     }
+    let mut candidates = Vec::new();
+    let mut ambiguous = Vec::new();
+    for (batch, partition, window) in deduplicating {
+        if !memory.covers(partition.id) {
+            ambiguous.push((partition.id, Offset(0), window));
+            continue;
+        }
+        for hash in batch.jobs.iter().flat_map(|job| &job.packed.hashes) {
+            candidates.extend(memory.candidates(partition.id, *hash).map(|at| (partition.id, at, window)));
+        }
+    }
+    let mut known = Known::new();
+    if !candidates.is_empty() {
+        remember(&mut known, tx.hashes_at(&candidates).await?);
+    }
+    if !ambiguous.is_empty() {
+        remember(&mut known, tx.hashes_within(&ambiguous).await?);
+    }
     Ok(known)
+}
+
+/// The earliest occurrence of a hash counts (`spec/push-pop.md` §2.6).
+fn remember(known: &mut Known, rows: Vec<StoredHashes>) {
+    for stored in rows {
+        let of_partition = known.entry(stored.partition).or_default();
+        for (offset, hash) in (stored.base_offset.0..).zip(stored.hashes) {
+            let at = of_partition.entry(hash).or_insert(Offset(offset));
+            *at = (*at).min(Offset(offset));
+        }
+    }
 }
 
 /// The widest window that a job of the partition was accepted under: a change of options lags only towards probing

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::dedup::DedupMemory;
 use super::error::{BrokerError, BrokerResult};
 use super::peers::Peers;
 use super::push::{JobError, JobOutcome, Packed};
@@ -66,6 +67,7 @@ impl PushFusion {
                     groups_max: settings.push_groups_max.max(1),
                     bytes_max: settings.push_bytes_max,
                     zstd_level: settings.zstd_level,
+                    memory: DedupMemory::new(settings.dedup_bytes_max / settings.push_shards.max(1)),
                 };
                 tokio::spawn(shard.run(receiver, stop.clone()));
                 sender
@@ -102,10 +104,11 @@ struct Shard {
     groups_max: usize,
     bytes_max: usize,
     zstd_level: i32,
+    memory: DedupMemory,
 }
 
 impl Shard {
-    async fn run(self, mut jobs: mpsc::Receiver<PushJob>, stop: CancellationToken) {
+    async fn run(mut self, mut jobs: mpsc::Receiver<PushJob>, stop: CancellationToken) {
         loop {
             let first = tokio::select! {
                 biased;
@@ -128,7 +131,7 @@ impl Shard {
         }
     }
 
-    async fn flush(&self, jobs: Vec<PushJob>) {
+    async fn flush(&mut self, jobs: Vec<PushJob>) {
         let partitions = push_flush::by_partition(jobs);
         metrics::histogram!(crate::metrics::PUSH_FLUSH_GROUPS)
             .record(partitions.iter().map(|p| p.jobs.len()).sum::<usize>() as f64);
@@ -149,7 +152,7 @@ impl Shard {
 
     /// Tries one batch again while the cause is passing. A commit whose outcome is unknown is looked up by the next
     /// try: a stored message that carries an id minted here is this push, not a duplicate (README ruling 7).
-    async fn flush_until_known(&self, partitions: Vec<PartitionBatch>) {
+    async fn flush_until_known(&mut self, partitions: Vec<PartitionBatch>) {
         const PAUSES_MS: [u64; 5] = [0, 20, 100, 400, 1000];
         let mut look_up = false;
         let mut last = None;
@@ -179,12 +182,12 @@ impl Shard {
     }
 
     async fn try_flush(
-        &self,
+        &mut self,
         partitions: &[PartitionBatch],
         look_up: bool,
     ) -> Result<Vec<Vec<JobOutcome>>, crate::store::StoreError> {
         let started = std::time::Instant::now();
-        let flushed = push_flush::flush(&self.store, partitions, self.zstd_level, look_up).await?;
+        let flushed = push_flush::flush(&self.store, &mut self.memory, partitions, self.zstd_level, look_up).await?;
         metrics::histogram!(crate::metrics::PUSH_FLUSH_SECONDS).record(started.elapsed().as_secs_f64());
         self.ready.appended(&flushed.appended);
         self.peers.landed(&flushed.appended);

@@ -24,6 +24,8 @@ pub struct BrokerSettings {
     pub push_bytes_max: usize,
     /// Packed bytes of all pushes that wait or are under way; past it pushes are answered 429.
     pub push_inflight_bytes_max: usize,
+    /// Memory for recent transaction ids; 0 reads the window for every push.
+    pub dedup_bytes_max: usize,
     /// zstd level of segments.
     pub zstd_level: i32,
     /// Pops that claim at the same time; the others wait.
@@ -48,6 +50,7 @@ impl Default for BrokerSettings {
             push_groups_max: 1024,
             push_bytes_max: 8 << 20,
             push_inflight_bytes_max: 256 << 20,
+            dedup_bytes_max: 512 << 20,
             zstd_level: 1,
             pop_claims_max: 32,
             pop_waiting_max: 20_000,

@@ -35,7 +35,11 @@ impl Store {
 
     /// Takes this broker off the list.
     pub async fn sign_off(&self, id: Uuid) -> StoreResult<()> {
-        sqlx::query("DELETE FROM queen.brokers WHERE id = $1").bind(id).execute(&self.claims).await.during("sign-off")?;
+        sqlx::query("DELETE FROM queen.brokers WHERE id = $1")
+            .bind(id)
+            .execute(&self.claims)
+            .await
+            .during("sign-off")?;
         Ok(())
     }
 

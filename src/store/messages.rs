@@ -1,6 +1,7 @@
 //! Segments and their hashes: appended by pushes, read by pops.
 
 use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
 use sqlx::{Postgres, Row, Transaction};
 
 use super::error::{During, StoreResult};
@@ -107,19 +108,32 @@ impl AppendTx {
         .fetch_all(&mut *self.tx)
         .await
         .during("deduplication probe")?;
-        rows.iter()
-            .map(|row| {
-                let packed: &[u8] = row.try_get("hashes").during("deduplication probe")?;
-                let hashes = TransactionHash::unpack(packed)
-                    .ok_or_else(|| corrupt("log_txns", "hash column is no multiple of 16 bytes"))?
-                    .collect();
-                Ok(StoredHashes {
-                    partition: PartitionId(row.try_get("partition_id").during("deduplication probe")?),
-                    base_offset: Offset(row.try_get("base_offset").during("deduplication probe")?),
-                    hashes,
-                })
-            })
-            .collect()
+        rows.iter().map(stored_hashes_of).collect()
+    }
+
+    /// The runs of hashes that hold these offsets and were committed within the window (seconds). Runs under the partition
+    /// locks, like [`AppendTx::hashes_within`].
+    pub async fn hashes_at(&mut self, places: &[(PartitionId, Offset, i32)]) -> StoreResult<Vec<StoredHashes>> {
+        let ids: Vec<i64> = places.iter().map(|(id, ..)| id.0).collect();
+        let offsets: Vec<i64> = places.iter().map(|(_, at, _)| at.0).collect();
+        let windows: Vec<i32> = places.iter().map(|(.., window)| *window).collect();
+        let rows = sqlx::query(
+            "SELECT DISTINCT ON (t.partition_id, t.base_offset) t.partition_id, t.base_offset, t.hashes \
+             FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, at_offset, window_seconds) \
+             CROSS JOIN LATERAL ( \
+               SELECT * FROM queen.log_txns t \
+               WHERE t.partition_id = u.partition_id AND t.base_offset <= u.at_offset \
+               ORDER BY t.base_offset DESC LIMIT 1) t \
+             WHERE t.created_at >= clock_timestamp() - make_interval(secs => u.window_seconds) \
+             ORDER BY t.partition_id, t.base_offset",
+        )
+        .bind(ids)
+        .bind(offsets)
+        .bind(windows)
+        .fetch_all(&mut *self.tx)
+        .await
+        .during("deduplication probe")?;
+        rows.iter().map(stored_hashes_of).collect()
     }
 
     /// The segment that covers an offset, if it is still stored.
@@ -188,6 +202,18 @@ impl AppendTx {
     pub async fn rollback(self) -> StoreResult<()> {
         self.tx.rollback().await.during("rollback of push")
     }
+}
+
+fn stored_hashes_of(row: &PgRow) -> StoreResult<StoredHashes> {
+    let packed: &[u8] = row.try_get("hashes").during("deduplication probe")?;
+    let hashes = TransactionHash::unpack(packed)
+        .ok_or_else(|| corrupt("log_txns", "hash column is no multiple of 16 bytes"))?
+        .collect();
+    Ok(StoredHashes {
+        partition: PartitionId(row.try_get("partition_id").during("deduplication probe")?),
+        base_offset: Offset(row.try_get("base_offset").during("deduplication probe")?),
+        hashes,
+    })
 }
 
 fn pack_hashes(hashes: &[TransactionHash]) -> Vec<u8> {
