@@ -41,7 +41,24 @@ metrics! {
     PEER_NOTIFICATIONS_HEARD = Counter "regent_peer_notifications_heard_total", "Notifications of other brokers that this one acted on.";
     PEER_NOTIFICATIONS_LOST = Counter "regent_peer_notifications_lost_total", "Notifications that could not be sent; other brokers find out by their own walks.";
     PUSH_FLUSH_FAILURES = Counter "regent_push_flush_failures_total", "Push flushes that failed for good; their items answered failed.";
+
+    // The ack path.
+    ACK_HITS = Counter "regent_ack_hits_total", "Acks that covered exactly what was delivered under their lease.";
+    ACK_MISSES = Counter "regent_ack_misses_total", "Acks that took full hash resolution, by reason.";
+    ACK_FLUSH_ROWS = Histogram "regent_ack_flush_rows", "Cursor rows that shared one ack flush.";
+    ACK_FLUSH_SECONDS = Histogram "regent_ack_flush_seconds", "Time of one ack flush, until its outcome was known.";
+    ACK_REFUSED = Counter "regent_ack_refused_total", "Positional advances that PostgreSQL refused; they took full hash resolution.";
+    ACK_FLUSH_FAILURES = Counter "regent_ack_flush_failures_total", "Ack flushes whose statement failed.";
+    ACK_QUEUE_DEPTH = Gauge "regent_ack_queue_depth", "Positional advances that wait for a flush.";
+    ACK_ACTORS = Gauge "regent_ack_partition_actors", "Partitions with a lease in the registry of this broker.";
+    ACK_REGISTRY_BYTES = Gauge "regent_ack_registry_bytes", "Memory of the lease registry.";
+    ACK_UNREGISTERED = Counter "regent_ack_unregistered_total", "Leases that the registry had no room for.";
+    ACK_SECONDS = Histogram "regent_ack_seconds", "Time from request to answer of the acks of one lease, by path.";
+    ACK_ITEMS = Counter "regent_ack_items_total", "Acknowledged messages, by result.";
 }
+
+/// Families that exist only with labels; whoever counts them brings them to zero.
+const LABELLED: &[&str] = &[ACK_MISSES, ACK_SECONDS, ACK_ITEMS];
 
 /// Describes every metric and brings every unlabelled one to zero.
 pub fn register() {
@@ -49,7 +66,9 @@ pub fn register() {
         match metric.kind {
             Kind::Counter => {
                 describe_counter!(metric.name, metric.help);
-                metrics::counter!(metric.name).absolute(0);
+                if !LABELLED.contains(&metric.name) {
+                    metrics::counter!(metric.name).absolute(0);
+                }
             }
             Kind::Gauge => {
                 describe_gauge!(metric.name, metric.help);

@@ -163,8 +163,10 @@ pub struct AutoAckTx {
 }
 
 /// Expiries after an extension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extended {
+    /// Partitions of the lease, whether or not they were still held.
+    pub partitions: Vec<PartitionId>,
     /// Rows extended.
     pub renewed: i64,
     /// The earliest expiry among them.
@@ -241,13 +243,14 @@ impl Store {
                RETURNING c.lease_expires_at) \
              SELECT count(*) AS renewed, min(lease_expires_at) AS expires_at FROM extended",
         )
-        .bind(one)
+        .bind(&one)
         .bind(worker.0)
         .bind(seconds as f64)
         .fetch_one(&self.pool)
         .await
         .during("extending a lease")?;
         Ok(Extended {
+            partitions: one.into_iter().map(PartitionId).collect(),
             renewed: row.try_get("renewed").during("extending a lease")?,
             expires_at: row.try_get("expires_at").during("extending a lease")?,
         })

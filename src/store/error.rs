@@ -67,6 +67,12 @@ impl StoreError {
         }
     }
 
+    /// A statement that was sent and never answered.
+    pub fn no_answer(during: &'static str) -> StoreError {
+        let source = sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        StoreError::OutcomeUnknown { during, source }
+    }
+
     /// Whether the same call may simply be sent again: nothing was committed and the cause is passing
     /// (SQLSTATE classes 08, 53, 57, 58 and `40001`, `40P01`; `spec/push-pop.md` §2.9).
     pub fn is_transient(&self) -> bool {
@@ -106,5 +112,18 @@ pub(crate) trait During<T> {
 impl<T> During<T> for Result<T, sqlx::Error> {
     fn during(self, during: &'static str) -> StoreResult<T> {
         self.map_err(|error| StoreError::from_sqlx(during, error))
+    }
+}
+
+#[cfg(test)]
+impl StoreError {
+    /// No connection, for tests that stand in for the database.
+    pub(crate) fn fake_unavailable() -> StoreError {
+        StoreError::Unavailable(sqlx::Error::PoolTimedOut)
+    }
+
+    /// A refused statement, likewise.
+    pub(crate) fn fake_refusal(sqlstate: &str) -> StoreError {
+        StoreError::Refused { sqlstate: sqlstate.into(), source: sqlx::Error::Protocol("planted".into()) }
     }
 }
