@@ -147,7 +147,6 @@ impl PopPath {
     }
 
     async fn attempt(&self, request: &PopRequest, create: bool, deadline: Instant) -> BrokerResult<Attempt> {
-        let _permit = self.parking.claim_permit(&self.claims).await?;
         match &request.scope {
             Scope::Queue(name) => {
                 let queue = match self.queues.find(name).await? {
@@ -201,6 +200,7 @@ impl PopPath {
         if let ([(group, queue)], true) = (groups.as_slice(), keys.is_empty()) {
             self.wait_for_more(request, queue, group, deadline).await?;
         }
+        let _permit = self.parking.claim_permit(&self.claims).await?;
         let mut budget = Budget { messages: request.batch, partitions: request.partitions };
         let mut auto = self.begin(request).await?;
         let worker = (request.partitions > 1).then(|| self.store.ids().lease_on_many());
@@ -234,6 +234,7 @@ impl PopPath {
             return Ok(Attempt::nothing_but(vec![WakeKey::Known(partition)]));
         };
         let start = request.subscription.start(&request.group, self.settings.subscription_default);
+        let _permit = self.parking.claim_permit(&self.claims).await?;
         let claimer = self.claimer(request, &queue, None, start);
         let mut budget = Budget { messages: request.batch, partitions: 1 };
         let mut auto = self.begin(request).await?;
@@ -335,7 +336,7 @@ impl PopPath {
     }
 
     /// `minPopWaitTime`: an under-full waiting pop of several messages gives more of them time to come. It holds no
-    /// lease, no connection and no lock meanwhile (`spec/push-pop.md` §6.3).
+    /// lease, no connection, no lock and no turn to claim meanwhile (`spec/push-pop.md` §6.3).
     async fn wait_for_more(
         &self,
         request: &PopRequest,
