@@ -111,6 +111,7 @@ CREATE TABLE queen.consumer_groups (
 --   batch_end          inclusive end of the leased span (committed, batch_end], null without a lease
 --   not_before         a charged `failed` waits until then (retryDelay)
 --   attempt_start      first offset of the last claim, with `attempts` the source of deliveryAttempt
+--   attempt_end        last offset of the last claim: what was delivered once is not held back again (windowBuffer)
 CREATE TABLE queen.log_consumers (
     partition_id      bigint NOT NULL,
     group_id          int NOT NULL,
@@ -119,6 +120,7 @@ CREATE TABLE queen.log_consumers (
     total_consumed    bigint NOT NULL DEFAULT 0,
     attempts          int NOT NULL DEFAULT 0,
     attempt_start     bigint,
+    attempt_end       bigint,
     batch_end         bigint,
     worker_id         uuid,
     lease_expires_at  timestamptz,

@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::broker::Broker;
+use crate::broker::ack::AckSettings;
 use crate::broker::error::BrokerError;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription};
 use crate::config::{Config, SubscriptionMode};
@@ -137,6 +138,9 @@ impl App {
         tokio::select! {
             _ = server => {}
             () = hard.cancelled() => abort.abort(),
+        }
+        if let Some(broker) = self.broker.get() {
+            broker.shutdown().await;
         }
         self.supervisor.stop(Duration::from_secs(5)).await;
         self.pools.claims.close().await;
@@ -334,7 +338,24 @@ fn broker_settings(config: &Config) -> BrokerSettings {
             SubscriptionMode::New => DefaultSubscription::New,
             SubscriptionMode::All => DefaultSubscription::All,
         },
+        ack: ack_settings(config),
         encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
+    }
+}
+
+fn ack_settings(config: &Config) -> AckSettings {
+    AckSettings {
+        registry: config.fusion.ack_registry,
+        fusion: config.fusion.ack_fusion,
+        registry_bytes_max: config.fusion.ack_registry_bytes_max(),
+        shards: config.fusion.ack_fusion_shards,
+        rows_max: config.fusion.ack_fusion_rows_max,
+        bytes_max: config.fusion.ack_fusion_bytes_max,
+        queue_rows_max: config.fusion.ack_fusion_queue_max,
+        checkout_timeout: Duration::from_millis(config.postgres.pool_checkout_timeout_ms),
+        // The server cancels before; this is for one that never answers.
+        flush_timeout: Duration::from_millis(config.postgres.statement_timeout_ms.saturating_add(5_000)),
+        ..AckSettings::default()
     }
 }
 

@@ -106,7 +106,7 @@ pub const STORE_ERROR_KINDS: &[&str] = &["unavailable", "outcome_unknown", "refu
 /// What became of a pushed message.
 pub const PUSH_STATUS: &[&str] = &["queued", "duplicate", "failed"];
 /// Stages that share one database transaction among requests.
-pub const FUSION_OPS: &[&str] = &["push"];
+pub const FUSION_OPS: &[&str] = &["push", "ack"];
 /// Why the dedup memory asked PostgreSQL.
 pub const DEDUP_READS: &[&str] = &["window", "from_offset", "candidates", "ambiguous"];
 /// Which partitions a pop may serve.
@@ -114,9 +114,16 @@ pub const POP_SCOPES: &[&str] = &["queue", "partition", "labels"];
 /// How a pop ended.
 pub const POP_RESULTS: &[&str] = &["messages", "empty", "error"];
 /// What a claim found in one candidate partition.
-pub const CLAIM_OUTCOMES: &[&str] = &["claimed", "empty", "not_yet", "left_over", "gone", "unmet"];
+pub const CLAIM_OUTCOMES: &[&str] = &["claimed", "empty", "not_yet", "left_over", "gone", "unmet", "emptied"];
 /// Whether a delivery is the first of its message to its group.
 pub const ATTEMPTS: &[&str] = &["first", "again"];
+/// Why an ack took full hash resolution (`broker::lease::Miss`).
+pub const ACK_MISS_REASONS: &[&str] =
+    &["off", "signal", "no_lease", "unknown", "other_worker", "expired", "partial", "busy"];
+/// Roads of an ack (`broker::ack::meter::Road`).
+pub const ACK_PATHS: &[&str] = &["fused", "positional", "resolved"];
+/// How an ack item was answered.
+pub const ACK_RESULTS: &[&str] = &["success", "failure"];
 /// Background tasks of the supervisor (`app.rs`).
 pub const LOOPS: &[&str] = &[
     "ready_deadlines", "ready_reconcile", "sweep", "peer_heartbeat", "peer_sender", "peer_listener", "metrics_upkeep",
@@ -132,8 +139,9 @@ pub const STATEMENTS: &[&str] = &[
     "commit of push", "commit of queue delete", "configure", "counting deliverable messages", "creating a group",
     "creating partitions", "creating queues", "deduplication probe", "extending a lease", "finding a group",
     "finding a partition", "finding queues", "finding queues by label", "heartbeat", "locking partitions", "notify",
-    "paging partitions", "ping", "purging leases", "queue delete", "reading a cursor", "reading a message",
+    "paging partitions", "ping", "purging leases", "queue delete", "reading queen.meta", "reading a cursor", "reading a message",
     "reading segments", "reading transaction ids", "recording a lease", "registering a group", "rollback of push",
+    "sealing cursors",
     "seeding cursors", "shrinking a lease", "shrinking an automatic ack", "storing segments", OTHER,
 ];
 
@@ -198,6 +206,18 @@ metrics! {
     // Acks.
     ACK_REQUESTS = Counter "queen_process_ack_requests_total", "Ack requests.";
     ACK_MESSAGES = Counter "queen_process_ack_messages_total", "Items in ack requests, whatever became of them.";
+    ACK_HITS = Counter "regent_ack_hits_total", "Acks that covered exactly what was delivered under their lease.";
+    ACK_MISSES = Counter "regent_ack_misses_total" ["reason" ACK_MISS_REASONS], "Acks that took full hash resolution, by reason.";
+    ACK_FLUSH_ROWS = Histogram(COUNTS) "regent_ack_flush_rows", "Cursor rows that shared one ack flush.";
+    ACK_FLUSH_SECONDS = Histogram(SECONDS) "regent_ack_flush_seconds", "Time of one ack flush, until its outcome was known.";
+    ACK_REFUSED = Counter "regent_ack_refused_total", "Positional advances that PostgreSQL refused; they took full hash resolution.";
+    ACK_FLUSH_FAILURES = Counter "regent_ack_flush_failures_total", "Ack flushes whose statement failed.";
+    ACK_QUEUE_DEPTH = Gauge "regent_ack_queue_depth", "Positional advances that wait for a flush.";
+    ACK_ACTORS = Gauge "regent_ack_partition_actors", "Partitions with a lease in the registry of this broker.";
+    ACK_REGISTRY_BYTES = Gauge "regent_ack_registry_bytes", "Memory of the lease registry.";
+    ACK_UNREGISTERED = Counter "regent_ack_unregistered_total", "Leases that the registry had no room for.";
+    ACK_SECONDS = Histogram(SECONDS) "regent_ack_seconds" ["path" ACK_PATHS], "Time from request to answer of the acks of one lease, by path.";
+    ACK_ITEMS = Counter "regent_ack_items_total" ["result" ACK_RESULTS], "Acknowledged messages, by result.";
     DEAD_LETTERS = Counter "regent_dead_letters_total", "Messages moved to the dead-letter table.";
 
     // Other brokers.

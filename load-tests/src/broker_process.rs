@@ -57,7 +57,7 @@ impl BrokerProcess {
 
     /// The data directory of a PostgreSQL below the broker's own directory, if one runs there.
     pub fn pg_data_dir(&self) -> Option<PathBuf> {
-        find_data_dir(&self.dir, 3)
+        proc::find_data_dir(&self.dir, 2)
     }
 
     /// Starts it without waiting until it serves.
@@ -130,7 +130,7 @@ impl BrokerProcess {
     }
 
     /// Stops it and removes its directory if that was a temporary one and nothing asked to look at it.
-    pub async fn finish(mut self, keep: bool) -> Result<()> {
+    pub async fn finish(&mut self, keep: bool) -> Result<()> {
         self.stop().await?;
         if self.temporary && !keep {
             // A database that outlives its broker would lose its files under it.
@@ -142,17 +142,6 @@ impl BrokerProcess {
         }
         Ok(())
     }
-}
-
-fn find_data_dir(dir: &Path, depth: usize) -> Option<PathBuf> {
-    if proc::read_postmaster_file(dir).is_some() {
-        return Some(dir.to_path_buf());
-    }
-    if depth == 0 {
-        return None;
-    }
-    let children = std::fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
-    children.filter(|path| path.is_dir()).find_map(|path| find_data_dir(&path, depth - 1))
 }
 
 /// `kill -9` of the postmaster of a data directory, after making sure that the process is that postmaster.

@@ -89,6 +89,7 @@ impl Report {
                 "broker_cpu_us": self.cpu_us_per_message(r.broker_cpu_seconds),
                 "postgres_cpu_us": self.cpu_us_per_message(r.postgres_cpu_seconds),
                 "commits": self.per_message(r.commits),
+                "write_commits": self.per_message(r.write_commits),
                 "wal_syncs": self.per_message(r.wal_syncs),
                 "wal_bytes": self.per_message(r.wal_bytes),
                 "grown_bytes": self.per_message(r.grown_bytes),
@@ -143,7 +144,7 @@ impl Report {
             "retries           connection {}   5xx {}   429 {}   ack items refused {}   late pushes {}",
             c.retries_io, c.retries_5xx, c.retries_429, c.ack_refused, c.late
         );
-        for (name, value) in &self.extra {
+        for (name, value) in self.extra.iter().filter(|(_, value)| !value.is_object()) {
             let _ = writeln!(out, "{name:<17} {}", plain(value));
         }
         if let Some(refusals) = self.refusals.as_object() {
@@ -179,8 +180,9 @@ impl Report {
         }
         let _ = writeln!(
             out,
-            "per message       commits {}   WAL syncs {}   WAL bytes {}   table growth {} bytes",
+            "per message       commits {} (writing {})   WAL syncs {}   WAL bytes {}   table growth {} bytes",
             number(self.per_message(r.commits), 4),
+            number(self.per_message(r.write_commits), 4),
             number(self.per_message(r.wal_syncs), 4),
             number(self.per_message(r.wal_bytes), 0),
             number(self.per_message(r.grown_bytes), 0)

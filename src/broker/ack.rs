@@ -1,45 +1,53 @@
 //! The ack path: groups the items of a call, picks the road of each group, and answers after COMMIT.
 //!
 //! ```text
-//! ack ── plan ──┬─ every item completed, lease known here, all of it acked ── fusion ── one commit for many
-//!               └─ anything else, and whatever fusion refuses ── settle (full hash resolution)
+//! ack ── plan ──┬─ all completed, lease known here, all of it acked ── fusion ── one commit for many
+//!               │        (partition actor: hit or miss)                   │ refused
+//!               └─ anything else ── settle: full hash resolution ─────────┘
 //! ```
+//! The fast path and fusion can be switched off; the answers stay the same (I6).
 
+use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
+use tokio::sync::{Mutex, Semaphore};
 
 pub mod item;
+pub mod meter;
 pub mod plan;
 pub mod port;
+pub mod settings;
 pub mod settle;
 
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use crate::broker::lease::{Fingerprint, LeaseGrant};
 pub use item::{AckAnswer, AckError, AckItem, AckTarget, Acked, LeaseClaim, Release, ReleaseListener};
+pub use settings::AckSettings;
+
+use crate::broker::ack_decision::AckStatus;
+use crate::broker::arbiters::Arbiters;
+use crate::broker::directory::Home;
+use crate::broker::fusion::flush::{Flushed, Flusher};
+use crate::broker::fusion::{Covered, Shard, ShardTools};
+use crate::broker::fusion_batch::Caps;
+use crate::broker::lease::{Hit, Miss};
+use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
+use meter::{AckMeter, Road};
 use plan::{Call, Group};
 use port::AckStore;
-use settle::Settler;
+use settle::{Change, Settler};
 
-/// Lanes of one call that are under way at once.
+/// Partitions of one call that are under way at once.
 const LANES_PER_CALL_MAX: usize = 1024;
 /// Groups of one call in full resolution at once: one call must not take the whole pool.
 const RESOLVED_PER_CALL_MAX: usize = 16;
-
-/// Switches and bounds of the ack path.
-#[derive(Clone, Debug)]
-pub struct AckSettings {
-    /// Longest wait for a turn or for room.
-    pub checkout_timeout: Duration,
-    /// Longest search for the outcome of a commit whose answer was lost.
-    pub lookup_timeout: Duration,
-}
-
-impl Default for AckSettings {
-    fn default() -> AckSettings {
-        AckSettings { checkout_timeout: Duration::from_secs(5), lookup_timeout: Duration::from_secs(2) }
-    }
-}
+/// Longest wait for the last flushes at shutdown.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// The ack path of this broker. A cheap clone.
 #[derive(Clone)]
@@ -50,25 +58,57 @@ pub struct AckPipeline {
 struct Inner {
     store: Arc<dyn AckStore>,
     settler: Settler,
+    flusher: Arc<Flusher>,
+    /// The lease registry, unless it is switched off.
+    home: Option<Arc<Home>>,
+    closing: AtomicBool,
+    /// Held by the one group that is under way, in serial mode.
+    serial: Option<Mutex<()>>,
     listener: Arc<dyn ReleaseListener>,
+    meter: Arc<AckMeter>,
+    checkout_timeout: Duration,
 }
 
-impl std::fmt::Debug for AckPipeline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AckPipeline").finish_non_exhaustive()
+/// How far the fast path got.
+enum Fast {
+    Answered(Road, Vec<AckAnswer>),
+    Resolve { in_doubt: bool },
+}
+
+impl fmt::Debug for AckPipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AckPipeline").field("home", &self.inner.home).finish_non_exhaustive()
     }
 }
 
 impl AckPipeline {
-    /// Starts the path. `listener` hears of every (partition, group) that an ack made claimable, after COMMIT.
+    /// Starts the path, and the threads of its actors. `listener` hears of every (partition, group) that an ack made
+    /// claimable, after COMMIT. Must be called on the runtime of the database connections.
     pub fn start(store: Arc<dyn AckStore>, settings: AckSettings, listener: Arc<dyn ReleaseListener>) -> AckPipeline {
+        let meter = Arc::new(AckMeter::new());
+        let (flush, lookup) = (settings.flush_timeout, settings.lookup_timeout);
+        let flusher = Arc::new(Flusher::new(store.clone(), flush, lookup, meter.clone()));
+        let home = (settings.registry && !settings.serial)
+            .then(|| start_home(&settings, &flusher, &listener, &meter))
+            .flatten();
         let settler = Settler::new(store.clone(), settings.checkout_timeout, settings.lookup_timeout);
-        AckPipeline { inner: Arc::new(Inner { store, settler, listener }) }
+        let inner = Inner {
+            store,
+            settler,
+            flusher,
+            home,
+            closing: AtomicBool::new(false),
+            serial: settings.serial.then(|| Mutex::new(())),
+            listener,
+            meter,
+            checkout_timeout: settings.checkout_timeout,
+        };
+        AckPipeline { inner: Arc::new(inner) }
     }
 
     /// Acknowledges. One answer per item, in request order; errors are per item, never of the call (I5).
     ///
-    /// The work goes on if the caller stops waiting, so that no lease stays behind a commit that nobody saw (I15).
+    /// The work goes on if the caller stops waiting, so that whoever waits for a released lease hears of it (I15).
     pub async fn ack(&self, group_name: &str, items: Vec<AckItem>) -> Vec<AckAnswer> {
         let count = items.len();
         let call = Call { group_name: group_name.into(), items };
@@ -79,13 +119,98 @@ impl AckPipeline {
             vec![AckAnswer::refused(AckError::FlushFailed); count]
         })
     }
+
+    /// Whether granted leases are wanted here: without, their fingerprints need not be made.
+    pub fn wants_grants(&self) -> bool {
+        self.inner.home.is_some()
+    }
+
+    /// A pop leased a partition. Call it after the claim and before the lease id leaves the broker: the ack must not
+    /// come first.
+    pub fn granted(&self, grant: LeaseGrant) {
+        if let Some(home) = &self.inner.home {
+            home.granted(grant);
+        }
+    }
+
+    /// The leases of this worker on these partitions live at least until `expires`.
+    pub fn extended(&self, worker: LeaseId, partitions: &[PartitionId], expires: Instant) {
+        if let Some(home) = &self.inner.home {
+            home.extended(worker, partitions, expires);
+        }
+    }
+
+    /// A seek or delete ended whatever lease this group holds on this partition.
+    pub fn forget_lease(&self, partition: PartitionId, group: GroupId) {
+        if let Some(home) = &self.inner.home {
+            home.dropped(partition, group, None);
+        }
+    }
+
+    /// The queue is gone. Costs as much as there are live leases.
+    pub fn forget_queue(&self, queue: QueueId) {
+        if let Some(home) = &self.inner.home {
+            home.forget_queue(queue);
+        }
+    }
+
+    /// The group is gone, or was moved on every partition. Costs as much as there are live leases.
+    pub fn forget_group(&self, group: GroupId) {
+        if let Some(home) = &self.inner.home {
+            home.forget_group(group);
+        }
+    }
+
+    /// Flushes what was taken in and ends the actors. Acks that come later still work, by full resolution.
+    pub async fn shutdown(&self) {
+        self.inner.closing.store(true, Ordering::Release);
+        if let Some(home) = &self.inner.home {
+            let drained = async {
+                for shard in home.shards() {
+                    shard.drain().await;
+                }
+            };
+            if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
+                tracing::warn!("ack flushes were still under way at shutdown; their leases will expire and redeliver");
+            }
+            home.stop();
+        }
+    }
+}
+
+/// `None`, with a log line, if the system gives no thread: acks then take full resolution.
+fn start_home(
+    settings: &AckSettings,
+    flusher: &Arc<Flusher>,
+    listener: &Arc<dyn ReleaseListener>,
+    meter: &Arc<AckMeter>,
+) -> Option<Arc<Home>> {
+    let started = Arbiters::start(settings.threads)
+        .and_then(|arbiters| Ok((arbiters, tokio::runtime::Handle::try_current().map_err(std::io::Error::other)?)));
+    let (arbiters, runtime) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            tracing::error!(%error, "no thread for the lease registry; acks take full resolution");
+            return None;
+        }
+    };
+    let tools = ShardTools {
+        flusher: flusher.clone(),
+        listener: listener.clone(),
+        meter: meter.clone(),
+        runtime,
+        caps: Caps { rows_max: settings.rows_max, bytes_max: settings.bytes_max },
+    };
+    let count = if settings.fusion { settings.shards.max(1) } else { 0 };
+    let shards = (0..count).map(|nth| Shard::start(arbiters.of(nth), settings.queue_rows_max, tools.clone())).collect();
+    Some(Home::new(arbiters, shards, settings.registry_bytes_max, meter.clone()))
 }
 
 impl Inner {
     async fn run(&self, call: Call) -> Vec<AckAnswer> {
         let plan = plan::plan(&call, self.store.ids());
         let mut answers = plan.answers;
-        let resolved = tokio::sync::Semaphore::new(RESOLVED_PER_CALL_MAX);
+        let resolved = Semaphore::new(RESOLVED_PER_CALL_MAX);
         let (call, resolved) = (&call, &resolved);
         let lanes = stream::iter(plan.lanes.into_iter().map(|lane| async move {
             let mut done = Vec::with_capacity(lane.len());
@@ -95,7 +220,8 @@ impl Inner {
             }
             done
         }));
-        let mut lanes = lanes.buffer_unordered(LANES_PER_CALL_MAX);
+        let lanes_max = if self.serial.is_some() { 1 } else { LANES_PER_CALL_MAX };
+        let mut lanes = lanes.buffer_unordered(lanes_max);
         while let Some(done) = lanes.next().await {
             for (group, told) in done {
                 for (nth, answer) in group.members().zip(told) {
@@ -103,17 +229,115 @@ impl Inner {
                 }
             }
         }
-        answers.into_iter().map(|a| a.unwrap_or_else(|| AckAnswer::refused(AckError::FlushFailed))).collect()
+        let answers: Vec<AckAnswer> =
+            answers.into_iter().map(|a| a.unwrap_or_else(|| AckAnswer::refused(AckError::FlushFailed))).collect();
+        let done = answers.iter().filter(|answer| answer.outcome.is_ok()).count();
+        self.meter.items_done.increment(done as u64);
+        self.meter.items_failed.increment((answers.len() - done) as u64);
+        answers
     }
 
-    async fn run_group(&self, call: &Call, group: &Group, resolved: &tokio::sync::Semaphore) -> Vec<AckAnswer> {
-        let _permit = resolved.acquire().await;
-        let settled = self.settler.settle(call, group).await;
-        if let Some(change) = settled.change {
-            if let Some(release) = change.release {
-                self.listener.released(group.partition, change.group, release);
+    async fn run_group(&self, call: &Call, group: &Group, resolved: &Semaphore) -> Vec<AckAnswer> {
+        let started = Instant::now();
+        let (road, answers) = match self.fast(call, group).await {
+            Fast::Answered(road, answers) => (road, answers),
+            Fast::Resolve { in_doubt } => {
+                let _permit = resolved.acquire().await;
+                (Road::Resolved, self.resolve(call, group, in_doubt).await)
+            }
+        };
+        self.meter.answered(road, started.elapsed());
+        answers
+    }
+
+    async fn resolve(&self, call: &Call, group: &Group, in_doubt: bool) -> Vec<AckAnswer> {
+        let _alone = match &self.serial {
+            Some(serial) => Some(serial.lock().await),
+            None => None,
+        };
+        let settled = self.settler.settle(call, group, in_doubt).await;
+        if let Some(Change { group: id, holder, release }) = settled.change {
+            if let (Some(home), Some(holder)) = (&self.home, holder) {
+                home.dropped(group.partition, id, Some(holder));
+            }
+            if let Some(release) = release {
+                self.listener.released(group.partition, id, release);
             }
         }
         settled.answers
     }
+
+    async fn fast(&self, call: &Call, group: &Group) -> Fast {
+        let (home, worker) = match self.eligible(call, group) {
+            Ok(found) => found,
+            Err(miss) => return self.missed(miss),
+        };
+        let fingerprint = Fingerprint::of(group.items(call).filter_map(|item| item.transaction));
+        // Nothing is held while waiting for a place, no connection and no lock.
+        let room = match home.shard(group.partition) {
+            None => None,
+            Some(shard) => match shard.room(self.checkout_timeout).await {
+                Some(room) => Some(room),
+                None => return Fast::Answered(Road::Fused, refused(group, AckError::Pool)),
+            },
+        };
+        match home.cover(group.partition, call.group_name.clone(), worker, fingerprint, room) {
+            Err(miss) => self.missed(miss),
+            Ok(answer) => match answer.await {
+                Ok(Covered::Miss(miss)) => self.missed(miss),
+                Ok(Covered::Hit(hit)) => {
+                    let flushed = self.flusher.advance(std::slice::from_ref(&hit.advance)).await;
+                    let flushed = flushed.first().copied().unwrap_or(Flushed::Failed);
+                    if flushed == Flushed::Committed {
+                        self.listener.released(group.partition, hit.advance.group, Release::Finished);
+                    }
+                    self.flushed(Road::Positional, group, &hit, flushed)
+                }
+                Ok(Covered::Flushed(hit, flushed)) => self.flushed(Road::Fused, group, &hit, flushed),
+                // An actor or a flush was torn down with the question in hand.
+                Err(_) => Fast::Resolve { in_doubt: true },
+            },
+        }
+    }
+
+    /// What can be said without the actor (`spec/ack.md` §7).
+    fn eligible(&self, call: &Call, group: &Group) -> Result<(&Arc<Home>, LeaseId), Miss> {
+        let home = self.home.as_ref().filter(|_| !self.closing.load(Ordering::Acquire)).ok_or(Miss::Off)?;
+        let worker = match group.lease {
+            LeaseClaim::Id(worker) => worker,
+            LeaseClaim::Absent => return Err(Miss::NoLease),
+            LeaseClaim::Foreign => return Err(Miss::Unknown),
+        };
+        if group.items(call).any(|item| item.status != AckStatus::Completed || item.transaction.is_none()) {
+            return Err(Miss::Signal);
+        }
+        if home.knows(group.partition) { Ok((home, worker)) } else { Err(Miss::Unknown) }
+    }
+
+    fn missed(&self, miss: Miss) -> Fast {
+        self.meter.missed(miss);
+        Fast::Resolve { in_doubt: false }
+    }
+
+    fn flushed(&self, road: Road, group: &Group, hit: &Hit, flushed: Flushed) -> Fast {
+        self.meter.hits.increment(1);
+        match flushed {
+            Flushed::Committed => {
+                let done = AckAnswer { outcome: Ok(Acked::Done { dlq: false }), lease_released: true, conflated: None };
+                let mut answers = vec![done; group.len()];
+                if let Some(first) = answers.first_mut() {
+                    first.conflated = hit.conflated;
+                }
+                Fast::Answered(road, answers)
+            }
+            Flushed::Refused => Fast::Resolve { in_doubt: false },
+            Flushed::InDoubt => Fast::Resolve { in_doubt: true },
+            Flushed::Failed => Fast::Answered(road, refused(group, AckError::FlushFailed)),
+            Flushed::NoConnection => Fast::Answered(road, refused(group, AckError::Pool)),
+        }
+    }
+}
+
+fn refused(group: &Group, error: AckError) -> Vec<AckAnswer> {
+    vec![AckAnswer::refused(error); group.len()]
 }

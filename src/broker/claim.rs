@@ -161,6 +161,11 @@ impl<'a> Claimer<'a> {
     ) -> BrokerResult<Vec<(PartitionId, ClaimOutcome)>> {
         let started = Instant::now();
         let mut outcomes = self.send(queue, group, partitions, budget, auto).await?;
+        let emptied: Vec<PartitionId> =
+            outcomes.iter().filter(|(_, o)| *o == ClaimOutcome::Emptied).map(|(p, _)| *p).collect();
+        if !emptied.is_empty() && auto.is_none() {
+            self.store.seal_cursors(group, &emptied).await?;
+        }
         let mut unmet: Vec<PartitionId> =
             outcomes.iter().filter(|(_, o)| *o == ClaimOutcome::Unmet).map(|(p, _)| *p).collect();
         if unmet.is_empty() {
@@ -226,7 +231,9 @@ impl<'a> Claimer<'a> {
                 hold(Duration::from_secs(self.lease_seconds as u64), *more, false)
             }
             ClaimOutcome::Claimed(_, true) => Some(Verdict::Again),
-            ClaimOutcome::Claimed(_, false) | ClaimOutcome::Empty | ClaimOutcome::Gone => Some(Verdict::Empty),
+            ClaimOutcome::Claimed(_, false) | ClaimOutcome::Empty | ClaimOutcome::Emptied | ClaimOutcome::Gone => {
+                Some(Verdict::Empty)
+            }
             ClaimOutcome::NotYet(wait) => hold(*wait, true, queue.options.window_buffer > 0),
             ClaimOutcome::LeftOver | ClaimOutcome::Unmet => None,
         }

@@ -1,14 +1,37 @@
 //! What a leasing pop tells the ack pipeline.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::ack::{AckPipeline, Fingerprint, LeaseGrant};
 use super::delivery::Delivered;
 
 /// Where granted leases are registered.
-#[derive(Clone, Debug, Default)]
-pub struct Grants {}
+#[derive(Clone, Debug)]
+pub struct Grants {
+    ack: AckPipeline,
+}
 
 impl Grants {
-    /// A lease was granted; called before the answer is sent.
-    pub async fn granted(&self, _group: &str, _part: &Delivered, _lease: Duration) {}
+    /// Registers with this pipeline.
+    pub fn new(ack: AckPipeline) -> Grants {
+        Grants { ack }
+    }
+
+    /// A lease was granted; called before the answer is sent, or the ack could come first.
+    pub fn granted(&self, group: &Arc<str>, part: &Delivered, lease: Duration) {
+        let (true, Some(batch_end)) = (self.ack.wants_grants(), part.end) else { return };
+        self.ack.granted(LeaseGrant {
+            partition: part.span.claimed.partition,
+            queue: part.span.queue.id,
+            group: part.span.group,
+            group_name: group.clone(),
+            worker: part.span.claimed.worker,
+            committed: part.span.claimed.committed,
+            batch_end,
+            expires: Instant::now() + lease,
+            fingerprint: Fingerprint::of(part.hashes.iter().copied()),
+            conflating: false,
+        });
+    }
 }

@@ -67,7 +67,7 @@ pub struct Meter {
     pub claim_seconds: Histogram,
     /// Time until a claim's turn.
     pub claim_wait_seconds: Histogram,
-    claims: [Counter; 6],
+    claims: [Counter; 7],
     /// Partitions seen by seeding walks.
     pub partitions_walked: Counter,
     /// Calls of the ack routes.
@@ -124,7 +124,7 @@ impl Meter {
             fill_wait_microseconds: counter!(names::POP_FILL_WAIT_MICROSECONDS),
             claim_seconds: histogram!(names::POP_CLAIM_SECONDS),
             claim_wait_seconds: histogram!(names::POP_CLAIM_WAIT_SECONDS),
-            claims: ["claimed", "empty", "not_yet", "left_over", "gone", "unmet"]
+            claims: ["claimed", "empty", "not_yet", "left_over", "gone", "unmet", "emptied"]
                 .map(|outcome| counter!(names::POP_CLAIMS, "outcome" => outcome)),
             partitions_walked: counter!(names::PARTITIONS_SEEDED),
             ack_requests: counter!(names::ACK_REQUESTS),
@@ -213,6 +213,7 @@ impl Meter {
                 ClaimOutcome::LeftOver => 3,
                 ClaimOutcome::Gone => 4,
                 ClaimOutcome::Unmet => 5,
+                ClaimOutcome::Emptied => 6,
             };
             self.claims[nth].increment(1);
         }

@@ -2,17 +2,23 @@
 
 pub mod ack;
 pub mod ack_decision;
+pub mod arbiters;
 pub mod claim;
 pub mod configure;
 pub mod dedup;
 pub mod delivery;
+pub mod directory;
 pub mod encryption;
 pub mod error;
 pub mod figures;
+pub mod fusion;
+pub mod fusion_batch;
 pub mod grants;
 pub mod group;
+pub mod lease;
 pub mod meter;
 pub mod parking;
+pub mod partition;
 pub mod peers;
 pub mod pop;
 pub mod push;
@@ -34,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
-use ack::{AckAnswer, AckItem, AckPipeline, AckSettings};
+use ack::{AckAnswer, AckItem, AckPipeline};
 use configure::{ConfigureError, ConfigureRequest};
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
@@ -95,13 +101,13 @@ impl Broker {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
         };
-        let ack = AckPipeline::start(Arc::new(store.clone()), AckSettings::default(), Arc::new(released));
+        let ack = AckPipeline::start(Arc::new(store.clone()), settings.ack.clone(), Arc::new(released));
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),
             groups: groups.clone(),
             ready: ready.clone(),
-            grants: Grants::default(),
+            grants: Grants::new(ack.clone()),
             parking,
             claims: Arc::new(Semaphore::new(settings.pop_claims_max)),
             stop,
@@ -139,6 +145,10 @@ impl Broker {
         };
         let seconds = seconds.clamp(1, crate::store::cursors::LEASE_SECONDS_MAX);
         let extended = self.store.extend_lease(lease, seconds).await?;
+        if extended.renewed > 0 {
+            let expires = std::time::Instant::now() + std::time::Duration::from_secs(seconds.unsigned_abs());
+            self.ack.extended(lease, &extended.partitions, expires);
+        }
         Ok(Extension { renewed: extended.renewed, expires_at: extended.expires_at })
     }
 
@@ -166,11 +176,17 @@ impl Broker {
         for id in [self.queues.forget(name), deleted].into_iter().flatten() {
             self.groups.forget_queue(id);
             self.ready.forget_queue(id);
+            self.ack.forget_queue(id);
         }
         if let Some(id) = deleted {
             self.peers.deleted(name, id);
         }
         Ok(deleted.is_some())
+    }
+
+    /// Finishes the ack flushes under way and ends the actors. Call it when no more requests come.
+    pub async fn shutdown(&self) {
+        self.ack.shutdown().await;
     }
 
     /// A real round trip to PostgreSQL.

@@ -311,9 +311,10 @@ impl PopPath {
             let partitions: Vec<PartitionId> = delivered.iter().map(|d| d.span.claimed.partition).collect();
             self.store.record_lease(lease, &partitions, seconds).await?;
         }
+        let group: Arc<str> = request.group.as_str().into();
         for part in &delivered {
             let seconds = queue::lease_seconds(request.lease_seconds, &part.span.queue.options);
-            self.grants.granted(&request.group, part, Duration::from_secs(seconds as u64)).await;
+            self.grants.granted(&group, part, Duration::from_secs(seconds as u64));
         }
         Ok(Some(PopAnswer { lease: Some(lease), delivered }))
     }

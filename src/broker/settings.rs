@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::ack::AckSettings;
+
 /// Where a named group starts that says nothing itself (`DEFAULT_SUBSCRIPTION_MODE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultSubscription {
@@ -38,6 +40,8 @@ pub struct BrokerSettings {
     pub pop_timeout_default: Duration,
     /// Start of a named group that says nothing.
     pub subscription_default: DefaultSubscription,
+    /// The ack path.
+    pub ack: AckSettings,
     /// AES-256 key of payload encryption.
     pub encryption_key: Option<[u8; 32]>,
 }
@@ -57,6 +61,7 @@ impl Default for BrokerSettings {
             long_polls_max: 200_000,
             pop_timeout_default: Duration::from_secs(30),
             subscription_default: DefaultSubscription::New,
+            ack: AckSettings::default(),
             encryption_key: None,
         }
     }

@@ -55,6 +55,9 @@ pub async fn pop_labels(State(state): State<AppState>, RawQuery(query): RawQuery
 }
 
 async fn serve(broker: &Broker, scope: Scope, query: &Query) -> Result<Response, ApiError> {
+    if let Some(refused) = refuse_conflation(query)? {
+        return Ok(refused);
+    }
     let request = request_of(broker, scope, query)?;
     match broker.pop(&request).await? {
         Some(answer) => {
@@ -63,6 +66,22 @@ async fn serve(broker: &Broker, scope: Scope, query: &Query) -> Result<Response,
         }
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }
+}
+
+/// What conflation cannot be combined with (`spec/push-pop.md` §7.12).
+fn refuse_conflation(query: &Query) -> Result<Option<Response>, ApiError> {
+    if query.boolean("conflation")? != Some(true) {
+        return Ok(None);
+    }
+    let error = if query.text("consumerGroup").is_none_or(|group| group == QUEUE_MODE_GROUP) {
+        "conflation requires a consumerGroup"
+    } else if query.boolean("autoAck")? == Some(true) {
+        "conflation cannot be combined with autoAck"
+    } else {
+        return Ok(None);
+    };
+    let body = serde_json::json!({"success": false, "error": error, "messages": []});
+    Ok(Some((StatusCode::BAD_REQUEST, Json(body)).into_response()))
 }
 
 fn request_of(broker: &Broker, scope: Scope, query: &Query) -> Result<PopRequest, ApiError> {

@@ -7,7 +7,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -40,23 +40,70 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-#[derive(serde::Deserialize)]
+/// The request body. Objects only: serde's derived structs would take arrays for objects.
 struct Body<'a> {
-    #[serde(borrow)]
     items: Vec<Item<'a>>,
 }
 
-#[derive(serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct Item<'a> {
-    #[serde(borrow)]
     queue: Text<'a>,
-    #[serde(borrow, default)]
     partition: Option<Text<'a>>,
-    #[serde(borrow, default)]
     transaction_id: Option<Text<'a>>,
-    #[serde(borrow)]
     payload: &'a RawValue,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Body<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BodyVisitor;
+        impl<'de> Visitor<'de> for BodyVisitor {
+            type Value = Body<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with the key items")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body<'de>, A::Error> {
+                let mut items = None;
+                while let Some(Text(key)) = map.next_key()? {
+                    match key.as_ref() {
+                        "items" => items = Some(map.next_value()?),
+                        _ => map.next_value::<IgnoredAny>().map(|_| ())?,
+                    }
+                }
+                Ok(Body { items: items.ok_or_else(|| de::Error::missing_field("items"))? })
+            }
+        }
+        deserializer.deserialize_map(BodyVisitor)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Item<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ItemVisitor;
+        impl<'de> Visitor<'de> for ItemVisitor {
+            type Value = Item<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with queue and payload")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Item<'de>, A::Error> {
+                let (mut queue, mut partition, mut transaction_id, mut payload) = (None, None, None, None);
+                while let Some(Text(key)) = map.next_key()? {
+                    match key.as_ref() {
+                        "queue" => queue = Some(map.next_value()?),
+                        "partition" => partition = map.next_value()?,
+                        "transactionId" => transaction_id = map.next_value()?,
+                        "payload" => payload = Some(map.next_value()?),
+                        _ => map.next_value::<IgnoredAny>().map(|_| ())?,
+                    }
+                }
+                Ok(Item {
+                    queue: queue.ok_or_else(|| de::Error::missing_field("queue"))?,
+                    partition,
+                    transaction_id,
+                    payload: payload.ok_or_else(|| de::Error::missing_field("payload"))?,
+                })
+            }
+        }
+        deserializer.deserialize_map(ItemVisitor)
+    }
 }
 
 /// Decodes, pushes, answers one result per item in request order.

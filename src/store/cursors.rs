@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::error::{During, StoreResult, Timed};
 use super::messages::{self, SegmentRow, Span};
-use super::{Store, StoreError};
+use super::Store;
 use crate::ids::{GroupId, LeaseId, LeaseScope, Offset, PartitionId};
 
 /// Longest lease in seconds (`spec/push-pop.md` §14 no. 14): guards the date arithmetic.
@@ -64,6 +64,8 @@ pub enum ClaimOutcome {
     Claimed(Claimed, bool),
     /// Nothing above the cursor.
     Empty,
+    /// Retention took everything above the cursor: it is to be moved to the end ([`Store::seal_cursors`]).
+    Emptied,
     /// Leased, held back (`retryDelay`, `delayedProcessing`, `windowBuffer`) or locked by another claim: worth another
     /// look after this time.
     NotYet(Duration),
@@ -84,10 +86,11 @@ macro_rules! claim_sql {
                SELECT u.*, p.id IS NOT NULL AS exists, c.partition_id IS NOT NULL AS met, \
                  p.name, p.last_offset, v.visible_end, v.next_visible_at, \
                  greatest(c.committed, p.log_start - 1) + 1 AS first, \
+                 p.log_start > p.last_offset AND c.committed < p.last_offset AS emptied, \
                  CASE WHEN c.worker_id IS NOT NULL AND c.lease_expires_at > clock_timestamp() \
                    THEN c.lease_expires_at END AS leased_until, \
                  CASE WHEN c.not_before > clock_timestamp() THEN c.not_before END AS not_before, \
-                 CASE WHEN $8 > 0 AND c.attempt_start IS DISTINCT FROM greatest(c.committed, p.log_start - 1) + 1 \
+                 CASE WHEN $8 > 0 AND greatest(c.committed, p.log_start - 1) >= coalesce(c.attempt_end, -1) \
                       AND v.visible_end - greatest(c.committed, p.log_start - 1) < $9 THEN ( \
                    SELECT s.created_at + make_interval(secs => $8) FROM queen.log_segments s \
                    WHERE s.partition_id = u.partition_id AND s.base_offset <= greatest(c.committed, p.log_start - 1) + 1 \
@@ -130,7 +133,7 @@ macro_rules! claim_sql {
             " FROM taken t, (SELECT committed AS was, partition_id AS of FROM locked) o \
                WHERE c.partition_id = t.partition_id AND c.group_id = $3 AND o.of = c.partition_id \
                RETURNING c.partition_id, o.was AS committed, t.first, t.last, t.worker_id, c.attempts, c.worker_id IS NOT NULL AS leased) \
-             SELECT s.partition_id, s.name, s.exists, s.met, s.first IS NOT NULL AND s.last_offset >= s.first AS pending, \
+             SELECT s.partition_id, s.name, s.exists, s.met, s.emptied, s.first IS NOT NULL AND s.last_offset >= s.first AS pending, \
                s.last_offset, l.partition_id IS NOT NULL AS locked, \
                k.committed, k.first, k.last, k.worker_id, k.attempts, k.leased, \
                extract(epoch FROM coalesce(s.leased_until, s.not_before, \
@@ -145,12 +148,12 @@ macro_rules! claim_sql {
 const CLAIM_LEASED: &str = claim_sql!(
     "worker_id = t.worker_id, batch_end = t.last, lease_acquired_at = clock_timestamp(), \
      lease_expires_at = clock_timestamp() + make_interval(secs => $6), not_before = NULL, \
-     attempts = CASE WHEN c.attempt_start = t.first THEN c.attempts + 1 ELSE 1 END, attempt_start = t.first"
+     attempts = CASE WHEN c.attempt_start = t.first THEN c.attempts + 1 ELSE 1 END, attempt_start = t.first, attempt_end = t.last"
 );
 const CLAIM_AUTO_ACK: &str = claim_sql!(
     "committed = t.last, total_consumed = c.total_consumed + (t.last - c.committed), batch_retry_count = 0, \
      worker_id = NULL, batch_end = NULL, lease_expires_at = NULL, not_before = NULL, attempts = 1, \
-     lease_acquired_at = clock_timestamp() - make_interval(secs => 0 * $6), attempt_start = NULL"
+     lease_acquired_at = clock_timestamp() - make_interval(secs => 0 * $6), attempt_start = NULL, attempt_end = NULL"
 );
 
 /// The transaction of an `autoAck` pop: what it reads is committed with the cursor, or not at all (I11).
@@ -160,8 +163,10 @@ pub struct AutoAckTx {
 }
 
 /// Expiries after an extension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extended {
+    /// Partitions of the lease, whether or not they were still held.
+    pub partitions: Vec<PartitionId>,
     /// Rows extended.
     pub renewed: i64,
     /// The earliest expiry among them.
@@ -238,13 +243,14 @@ impl Store {
                RETURNING c.lease_expires_at) \
              SELECT count(*) AS renewed, min(lease_expires_at) AS expires_at FROM extended",
         )
-        .bind(one)
+        .bind(&one)
         .bind(worker.0)
         .bind(seconds as f64)
         .fetch_one(&self.pool)
         .timed("extending a lease")
         .await?;
         Ok(Extended {
+            partitions: one.into_iter().map(PartitionId).collect(),
             renewed: row.try_get("renewed").during("extending a lease")?,
             expires_at: row.try_get("expires_at").during("extending a lease")?,
         })
@@ -276,6 +282,30 @@ impl Store {
         .bind(ends)
         .execute(&self.pool)
         .timed("shrinking a lease")
+        .await?;
+        Ok(())
+    }
+
+    /// Moves the group's cursors of partitions that retention has emptied to their ends, so that they stop looking pending
+    /// (`spec/push-pop.md` §7.5 no. 4). A live lease keeps its cursor.
+    pub async fn seal_cursors(&self, group: GroupId, partitions: &[PartitionId]) -> StoreResult<()> {
+        let ids: Vec<i64> = partitions.iter().map(|p| p.0).collect();
+        sqlx::query(
+            "WITH emptied AS MATERIALIZED ( \
+               SELECT c.partition_id, p.last_offset FROM queen.log_consumers c \
+               JOIN queen.log_partitions p ON p.id = c.partition_id \
+               WHERE c.partition_id = ANY($2) AND c.group_id = $1 AND p.log_start > p.last_offset \
+                 AND c.committed < p.last_offset \
+                 AND (c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()) \
+               ORDER BY c.partition_id FOR NO KEY UPDATE OF c SKIP LOCKED) \
+             UPDATE queen.log_consumers c SET committed = e.last_offset, worker_id = NULL, batch_end = NULL, \
+               lease_expires_at = NULL \
+             FROM emptied e WHERE c.partition_id = e.partition_id AND c.group_id = $1",
+        )
+        .bind(group.0)
+        .bind(ids)
+        .execute(&self.pool)
+        .timed("sealing cursors")
         .await?;
         Ok(())
     }
@@ -377,7 +407,7 @@ fn outcome_of(row: &PgRow) -> Result<(PartitionId, ClaimOutcome), sqlx::Error> {
     } else if !row.try_get::<bool, _>("met")? {
         ClaimOutcome::Unmet
     } else if !row.try_get::<bool, _>("pending")? {
-        ClaimOutcome::Empty
+        if row.try_get::<bool, _>("emptied")? { ClaimOutcome::Emptied } else { ClaimOutcome::Empty }
     } else if row.try_get::<bool, _>("locked")? {
         ClaimOutcome::LeftOver
     } else {

@@ -85,6 +85,12 @@ impl StoreError {
         metrics::counter!(STORE_ERRORS, "kind" => kind).increment(1);
     }
 
+    /// A statement that was sent and never answered.
+    pub fn no_answer(during: &'static str) -> StoreError {
+        let source = sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        StoreError::OutcomeUnknown { during, source }
+    }
+
     /// Whether the same call may simply be sent again: nothing was committed and the cause is passing
     /// (SQLSTATE classes 08, 53, 57, 58 and `40001`, `40P01`; `spec/push-pop.md` §2.9).
     pub fn is_transient(&self) -> bool {
@@ -153,3 +159,16 @@ static STATEMENT_SECONDS: LazyLock<HashMap<&'static str, Histogram>> = LazyLock:
     let handle = |name: &&'static str| (*name, histogram!(STATEMENT_SECONDS_TOTAL, "statement" => *name));
     STATEMENTS.iter().map(handle).collect()
 });
+
+#[cfg(test)]
+impl StoreError {
+    /// No connection, for tests that stand in for the database.
+    pub(crate) fn fake_unavailable() -> StoreError {
+        StoreError::Unavailable(sqlx::Error::PoolTimedOut)
+    }
+
+    /// A refused statement, likewise.
+    pub(crate) fn fake_refusal(sqlstate: &str) -> StoreError {
+        StoreError::Refused { sqlstate: sqlstate.into(), source: sqlx::Error::Protocol("planted".into()) }
+    }
+}

@@ -7,7 +7,7 @@ use sqlx::{Postgres, Row, Transaction};
 use super::error::{During, StoreResult, Timed};
 use super::partitions::{self, LockedPartition, PartitionKey};
 use super::queues::corrupt;
-use super::{Store, StoreError};
+use super::Store;
 use crate::ids::{Offset, PartitionId, TransactionHash};
 
 /// A segment about to be stored. Its offsets are allocated: the partition is locked by the same transaction.

@@ -19,7 +19,7 @@ pub use error::{StoreError, StoreResult};
 use sqlx::PgPool;
 
 use crate::ids::IdSpace;
-use error::{During, Timed};
+use error::Timed;
 
 /// The connections to one migrated database. A cheap clone.
 #[derive(Clone, Debug)]

@@ -12,8 +12,8 @@ import urllib.parse
 import urllib.request
 
 
-# Who to be and where to look in the embedded cluster, tried in this order.
-DATABASE_NAMES = (("regent", "regent"), ("postgres", "regent"), ("postgres", "postgres"))
+# Role and database in the embedded cluster. Its private socket lets the broker's own user in.
+ROLE = DATABASE = "regent"
 
 
 def free_port():
@@ -115,7 +115,6 @@ class Broker:
     def dead_letters_by_psql(self, queue, group):
         """The same rows from the embedded cluster, for a broker that has no such route yet."""
         _, port, folder = self.postmaster()
-        host = folder or "127.0.0.1"
         # psql quotes the two names itself (:'name'); the statement is read from its input.
         statement = """
             SELECT coalesce(json_agg(json_build_object(
@@ -124,12 +123,9 @@ class Broker:
                 'data', convert_from(payload, 'UTF8')::json)), '[]')
             FROM queen.dead_letters WHERE queue_name = :'queue' AND group_name = :'group'
         """
-        options = ["-v", f"queue={queue}", "-v", f"group={group}", "-h", host, "-p", port]
-        answers = []
-        for user, database in DATABASE_NAMES:
-            command = ["psql", "-XAtq", "-v", "ON_ERROR_STOP=1", *options, "-U", user, "-d", database]
-            answer = subprocess.run(command, input=statement, capture_output=True, text=True)
-            if answer.returncode == 0:
-                return json.loads(answer.stdout)
-            answers.append(f"{user}@{database}: {answer.stderr.strip()}")
-        raise SystemExit("cannot read queen.dead_letters with psql:\n" + "\n".join(answers))
+        command = ["psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-v", f"queue={queue}", "-v", f"group={group}"]
+        command += ["-h", folder or "127.0.0.1", "-p", port, "-U", ROLE, "-d", DATABASE]
+        answer = subprocess.run(command, input=statement, capture_output=True, text=True)
+        if answer.returncode != 0:
+            raise SystemExit(f"cannot read queen.dead_letters with psql:\n{answer.stderr}")
+        return json.loads(answer.stdout)

@@ -65,6 +65,6 @@ def broker_binary(given):
         if not os.access(path, os.X_OK):
             raise SystemExit(f"{path} is not an executable file")
         return path
-    call(["cargo", "build", "--quiet", "--release", "--bin", "regent"], cwd=ROOT)
+    call(["cargo", "build", "--quiet", "--bin", "regent"], cwd=ROOT)
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-    return target / "release" / "regent"
+    return target / "debug" / "regent"

@@ -144,7 +144,7 @@ impl Consumer {
         for (message, item) in popped.messages.iter().zip(&whole.items).take(singles) {
             let mut single = self.ack_of(std::slice::from_ref(message), std::slice::from_ref(item));
             single.held_until_ms = whole.held_until_ms;
-            self.settle(&mut single).await?;
+            self.acknowledge(&mut single, true).await?;
         }
         let mut rest = self.ack_of(&popped.messages[singles..], &whole.items[singles..]);
         rest.held_until_ms = whole.held_until_ms;
@@ -167,12 +167,15 @@ impl Consumer {
 
     /// Acknowledges a claim and books the answers.
     pub async fn settle(&mut self, claim: &mut Claim) -> Result<()> {
+        self.acknowledge(claim, false).await
+    }
+
+    async fn acknowledge(&mut self, claim: &mut Claim, single: bool) -> Result<()> {
         let run = self.run.clone();
         for_each_lane(&claim.items, |lane, last| run.ledger.ack_sent(self.group, lane, last));
         let begun = Instant::now();
         let sent = run.send(&mut self.connection, &claim.ack, ACK_TIMEOUT).await?;
         if run.is_measuring() {
-            let single = claim.items.len() == 1 && run.traffic.pop_batch > 1;
             let latency = if single { &run.figures.ack_single } else { &run.figures.ack };
             latency.record(begun.elapsed());
         }

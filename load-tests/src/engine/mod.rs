@@ -215,8 +215,8 @@ impl Bench {
         let counted = run.figures.counters.snapshot();
         let length = self.duration;
         self.watch(title, run, &mut workers, length, |t| t >= length, &mut series).await?;
-        let counts = run.figures.counters.snapshot().since(&counted);
         let after = self.sampler.take(true).await;
+        let counts = run.figures.counters.snapshot().since(&counted);
         self.drain(run, fed, workers).await?;
         let mut report = Report::new(title, run, counts, after.since(&before), run.ledger.close());
         report.versions = self.sampler.versions();

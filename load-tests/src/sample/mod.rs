@@ -54,8 +54,10 @@ pub struct Resources {
     pub postgres_pss_bytes: Option<u64>,
     /// WAL written.
     pub wal_bytes: Option<i64>,
-    /// Commits.
+    /// Commits, those that only read included.
     pub commits: Option<i64>,
+    /// Transactions that wrote.
+    pub write_commits: Option<i64>,
     /// Rollbacks.
     pub rollbacks: Option<i64>,
     /// WAL fsyncs.
@@ -87,7 +89,10 @@ impl Sampler {
         let local = endpoint.address.ip().is_loopback();
         let port = endpoint.address.port();
         let broker = pid.or(common.broker_pid).or_else(|| local.then(|| proc::listener_on(port)).flatten());
-        let found = || broker.and_then(proc::postmaster_of).and_then(proc::data_dir_of);
+        let found = || {
+            let broker = broker?;
+            proc::postmaster_of(broker).and_then(proc::data_dir_of).or_else(|| proc::data_dir_below(broker))
+        };
         let data_dir = data_dir.or_else(|| common.pg_data_dir.clone()).or_else(found);
         let file = data_dir.as_deref().and_then(proc::read_postmaster_file);
         let mut sql = None;
@@ -147,16 +152,20 @@ impl Sampler {
             None => None,
         };
         let metrics = if full { self.get("/metrics/prometheus").await.map(|text| parse_metrics(&text)) } else { None };
+        let broker_rss = self.broker.and_then(proc::rss_bytes);
+        let broker_peak_rss = self.broker.and_then(proc::peak_rss_bytes);
+        let postgres_pss = self.postmaster.filter(|_| full).and_then(proc::family_pss_bytes);
+        // CPU last, and the caller reads its counters right after: what is slow above must not fall between the two.
         Sample {
-            at: Instant::now(),
+            postgres,
+            metrics: metrics.unwrap_or_default(),
+            broker_rss,
+            broker_peak_rss,
+            postgres_pss,
             own_cpu: proc::own_cpu_seconds(),
             broker_cpu: self.broker.and_then(proc::cpu_seconds),
             postgres_cpu: self.postmaster.and_then(proc::family_cpu_seconds),
-            broker_rss: self.broker.and_then(proc::rss_bytes),
-            broker_peak_rss: self.broker.and_then(proc::peak_rss_bytes),
-            postgres_pss: self.postmaster.filter(|_| full).and_then(proc::family_pss_bytes),
-            postgres,
-            metrics: metrics.unwrap_or_default(),
+            at: Instant::now(),
         }
     }
 
@@ -191,6 +200,7 @@ impl Sample {
             postgres_pss_bytes: self.postgres_pss,
             wal_bytes: pg(|sample| sample.wal_bytes),
             commits: pg(|sample| sample.commits),
+            write_commits: pg(|sample| sample.writes),
             rollbacks: pg(|sample| sample.rollbacks),
             wal_syncs: pg(|sample| sample.wal_syncs.unwrap_or_default())
                 .filter(|_| now.is_some_and(|sample| sample.wal_syncs.is_some())),

@@ -20,8 +20,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct PgSample {
     /// Position in the WAL.
     pub wal_bytes: i64,
-    /// Committed transactions of the database.
+    /// Committed transactions of the database, those that only read included.
     pub commits: i64,
+    /// Transactions that wrote: the growth of the transaction id. Exact, and of the whole cluster.
+    pub writes: i64,
     /// Rolled-back transactions of the database.
     pub rollbacks: i64,
     /// WAL fsyncs, where this version counts them.
@@ -69,7 +71,8 @@ pub async fn close(connection: PgConnection) {
 /// Reads the counters. Statistics reach the shared view up to a second late; the WAL position is exact.
 pub async fn read(connection: &mut PgConnection, tables: bool) -> Result<PgSample> {
     let row = sqlx::query(
-        "SELECT (pg_current_wal_lsn() - '0/0')::bigint, xact_commit, xact_rollback
+        "SELECT (pg_current_wal_lsn() - '0/0')::bigint, xact_commit, xact_rollback,
+                pg_snapshot_xmax(pg_current_snapshot())::text::bigint
            FROM pg_stat_database WHERE datname = current_database()",
     )
     .fetch_one(&mut *connection)
@@ -78,6 +81,7 @@ pub async fn read(connection: &mut PgConnection, tables: bool) -> Result<PgSampl
         wal_bytes: row.try_get(0)?,
         commits: row.try_get(1)?,
         rollbacks: row.try_get(2)?,
+        writes: row.try_get(3)?,
         ..Default::default()
     };
     sample.wal_syncs = wal_syncs(connection).await;

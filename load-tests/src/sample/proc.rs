@@ -153,6 +153,28 @@ pub fn postmaster_of(broker: i32) -> Option<i32> {
     ports.into_iter().filter_map(listener_on).find(is_postgres)
 }
 
+/// The data directory of a PostgreSQL below a broker's own directory, as far as its command line tells that one.
+pub fn data_dir_below(broker: i32) -> Option<PathBuf> {
+    let command = command_line(broker)?;
+    let words: Vec<&str> = command.split(' ').collect();
+    let named = words.windows(2).find(|pair| pair[0] == "--data-dir").map(|pair| pair[1]);
+    let joined = words.iter().find_map(|word| word.strip_prefix("--data-dir="));
+    let home = fs::read_link(format!("/proc/{broker}/cwd")).ok()?;
+    find_data_dir(&home.join(named.or(joined).unwrap_or("data")), 1)
+}
+
+/// Looks for the data directory of a running server, down to a depth.
+pub fn find_data_dir(dir: &Path, depth: usize) -> Option<PathBuf> {
+    if read_postmaster_file(dir).is_some() {
+        return dir.canonicalize().ok();
+    }
+    if depth == 0 {
+        return None;
+    }
+    let children = fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    children.filter(|path| path.is_dir()).find_map(|path| find_data_dir(&path, depth - 1))
+}
+
 /// Where a postmaster keeps its data.
 pub fn data_dir_of(postmaster: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{postmaster}/cwd")).ok()

@@ -24,7 +24,17 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Runs it.
 pub async fn execute(common: &Common, args: &ChaosArgs) -> Result<Report> {
-    let mut broker = BrokerProcess::prepare(&args.broker_cmd, args.broker_dir.as_deref())?;
+    let broker = BrokerProcess::prepare(&args.broker_cmd, args.broker_dir.as_deref())?;
+    let broker = Arc::new(Mutex::new(broker));
+    let report = disturbed(&broker, common, args).await;
+    // Whatever happens, the broker is stopped in an orderly way: killed, it would leave its database running.
+    let failed = report.as_ref().map_or(true, |report| !report.verdict.holds());
+    broker.lock().await.finish(failed).await?;
+    report
+}
+
+async fn disturbed(shared: &Arc<Mutex<BrokerProcess>>, common: &Common, args: &ChaosArgs) -> Result<Report> {
+    let mut broker = shared.lock().await;
     broker.start(&[]).await?;
     let mut common = common.clone();
     common.lease_seconds.get_or_insert(5);
@@ -37,6 +47,7 @@ pub async fn execute(common: &Common, args: &ChaosArgs) -> Result<Report> {
     let data_dir = database.clone().or_else(|| broker.pg_data_dir());
     let sampler = Sampler::find(&common, broker.endpoint(), broker.pid(), data_dir).await;
     let mut bench = Bench::with(&common, broker.endpoint(), sampler, 60.0);
+    drop(broker);
     let defaults = Defaults {
         lanes: 100,
         producers: 8,
@@ -51,15 +62,10 @@ pub async fn execute(common: &Common, args: &ChaosArgs) -> Result<Report> {
     let run = bench.run("chaos", traffic(&common, one_queue("chaos"), &defaults), database.is_none());
     bench.prepare(&run).await?;
 
-    let broker = Arc::new(Mutex::new(broker));
     let kills = Arc::new(Mutex::new(Kills::default()));
     let mut workers = Workers::plain(&run);
-    workers.producers.spawn(disturb(run.clone(), broker.clone(), kills.clone(), database, args.clone(), common.seed));
-    let report = bench.measure("chaos", &run, workers).await;
-    let failed = report.as_ref().map_or(true, |report| !report.verdict.holds());
-    let broker = Arc::into_inner(broker).context("the broker is still in use")?.into_inner();
-    broker.finish(failed).await?;
-    let mut report = report?;
+    workers.producers.spawn(disturb(run.clone(), shared.clone(), kills.clone(), database, args.clone(), common.seed));
+    let mut report = bench.measure("chaos", &run, workers).await?;
     let kills = kills.lock().await;
     report.extra.insert("broker_kills".to_owned(), json!(kills.broker));
     report.extra.insert("database_kills".to_owned(), json!(kills.database));

@@ -31,12 +31,17 @@ pub async fn execute(common: &Common, args: &MillionArgs) -> Result<Report> {
         return measure(&mut Bench::open(common, 30.0).await?, args, None).await;
     };
     let mut broker = BrokerProcess::prepare(command, args.broker_dir.as_deref())?;
+    // Whatever happens, the broker is stopped in an orderly way: killed, it would leave its database running.
+    let report = with_broker(&mut broker, common, args).await;
+    broker.finish(report.is_err()).await?;
+    report
+}
+
+async fn with_broker(broker: &mut BrokerProcess, common: &Common, args: &MillionArgs) -> Result<Report> {
     broker.start(&[]).await?;
     let sampler = Sampler::find(common, broker.endpoint(), broker.pid(), broker.pg_data_dir()).await;
     let mut bench = Bench::with(common, broker.endpoint(), sampler, 30.0);
-    let report = measure(&mut bench, args, Some(&mut broker)).await;
-    broker.finish(report.is_err()).await?;
-    report
+    measure(&mut bench, args, Some(broker)).await
 }
 
 pub(super) async fn measure(

@@ -88,12 +88,13 @@ impl Settler {
         }
     }
 
-    /// Settles one group.
-    pub async fn settle(&self, call: &Call, group: &Group) -> Settled {
+    /// Settles one group. `in_doubt`: an advance of this very lease may have been committed unseen, so that a lease that
+    /// is gone proves nothing.
+    pub async fn settle(&self, call: &Call, group: &Group, in_doubt: bool) -> Settled {
         let turn = tokio::time::timeout(self.checkout_timeout, self.turn(group.partition)).await;
         let Ok(_turn) = turn else { return refuse(group, AckError::Pool) };
         for _ in 0..ATTEMPTS_MAX {
-            match self.attempt(call, group).await {
+            match self.attempt(call, group, in_doubt).await {
                 Ok(Some(settled)) => return settled,
                 Ok(None) => {}
                 Err(error) => return refuse(group, error_of(error)),
@@ -107,13 +108,14 @@ impl Settler {
     }
 
     /// One round of read, decide, write. `None`: the write lost.
-    async fn attempt(&self, call: &Call, group: &Group) -> StoreResult<Option<Settled>> {
+    async fn attempt(&self, call: &Call, group: &Group, in_doubt: bool) -> StoreResult<Option<Settled>> {
         let Some(read) = self.read(call, group).await? else {
             return Ok(Some(refuse(group, AckError::ConsumerNotFound)));
         };
         let row = &read.row;
         if !row.admits(group.lease) {
-            return Ok(Some(refuse(group, AckError::InvalidLease)));
+            let error = if in_doubt { AckError::FlushFailed } else { AckError::InvalidLease };
+            return Ok(Some(refuse(group, error)));
         }
         let (mut resolver, slots) = Resolver::new(group.items(call).map(|item| item.transaction));
         self.search_span(&mut resolver, group.partition, &read).await?;
