@@ -366,7 +366,7 @@ fn install_metrics() -> Result<PrometheusHandle, StartError> {
         let mut builder = PrometheusBuilder::new();
         for metric in crate::metrics::ALL.iter().filter(|metric| metric.kind == Kind::Histogram) {
             let name = Matcher::Full(metric.name.to_owned());
-            builder = builder.set_buckets_for_metric(name, metric.bounds()).map_err(|error| error.to_string())?;
+            builder = builder.set_buckets_for_metric(name, metric.buckets).map_err(|error| error.to_string())?;
         }
         let handle = builder.install_recorder().map_err(|error| error.to_string())?;
         crate::process::started();

@@ -24,7 +24,7 @@ pub struct Metric {
     pub name: &'static str,
     /// Kind.
     pub kind: Kind,
-    /// Upper bounds, for a histogram that says its own; else [`Metric::bounds`] goes by the unit.
+    /// Upper bounds of a histogram's buckets; empty for the other kinds.
     pub buckets: &'static [f64],
     /// Its labels, each with every value that it can have.
     pub labels: &'static [(&'static str, &'static [&'static str])],
@@ -58,13 +58,10 @@ macro_rules! metrics {
     };
 }
 
-const SECONDS: [f64; 15] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
-const STATEMENT_SECONDS: [f64; 12] =
-    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0];
+const SECONDS: [f64; 15] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+const STATEMENT_SECONDS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0];
 const AGE_SECONDS: [f64; 12] = [0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0, 86400.0];
-const COUNTS: [f64; 13] =
-    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0];
+const COUNTS: [f64; 13] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0];
 
 /// Templates of the routes, as in the table of `http/mod.rs`; whatever is not listed counts as [`OTHER`].
 pub const ROUTES: &[&str] = &[
@@ -99,8 +96,7 @@ pub const OTHER: &str = "other";
 /// Status classes; the last is a client that was gone before its answer.
 pub const HTTP_STATUS: &[&str] = &["2xx", "3xx", "4xx", "5xx", "hung_up"];
 /// Why a request was refused or failed as a whole.
-pub const ERROR_KINDS: &[&str] =
-    &["bad_request", "overloaded", "no_database", "not_booted", "failed", "stopping"];
+pub const ERROR_KINDS: &[&str] = &["bad_request", "overloaded", "no_database", "not_booted", "failed", "stopping"];
 /// How a statement failed (`store/error.rs`).
 pub const STORE_ERROR_KINDS: &[&str] = &["unavailable", "outcome_unknown", "refused", "corrupt"];
 /// What became of a pushed message.
@@ -126,23 +122,62 @@ pub const ACK_PATHS: &[&str] = &["fused", "positional", "resolved"];
 pub const ACK_RESULTS: &[&str] = &["success", "failure"];
 /// Background tasks of the supervisor (`app.rs`).
 pub const LOOPS: &[&str] = &[
-    "ready_deadlines", "ready_reconcile", "sweep", "peer_heartbeat", "peer_sender", "peer_listener", "metrics_upkeep",
+    "ready_deadlines",
+    "ready_reconcile",
+    "sweep",
+    "peer_heartbeat",
+    "peer_sender",
+    "peer_listener",
+    "metrics_upkeep",
     "finish_boot",
 ];
 /// How a pass of a background task ended.
 pub const PASS_RESULTS: &[&str] = &["done", "failed"];
 /// Whose CPU time.
 pub const CPU_MODES: &[&str] = &["user", "system"];
-/// Statements by the words that errors and logs use for them (`store::error::During::timed`).
+/// Statements by the words that errors and logs use for them (`store::error::Timed`).
 pub const STATEMENTS: &[&str] = &[
-    "ack", "ack flush", "begin of pop", "begin of push", "claiming", "commit of configure", "commit of pop",
-    "commit of push", "commit of queue delete", "configure", "counting deliverable messages", "creating a group",
-    "creating partitions", "creating queues", "deduplication probe", "extending a lease", "finding a group",
-    "finding a partition", "finding queues", "finding queues by label", "heartbeat", "locking partitions", "notify",
-    "paging partitions", "ping", "purging leases", "queue delete", "reading queen.meta", "reading a cursor", "reading a message",
-    "reading segments", "reading transaction ids", "recording a lease", "registering a group", "rollback of push",
+    "ack",
+    "ack flush",
+    "begin of pop",
+    "begin of push",
+    "claiming",
+    "commit of configure",
+    "commit of pop",
+    "commit of push",
+    "commit of queue delete",
+    "configure",
+    "counting deliverable messages",
+    "creating a group",
+    "creating partitions",
+    "creating queues",
+    "deduplication probe",
+    "extending a lease",
+    "finding a group",
+    "finding a partition",
+    "finding queues",
+    "finding queues by label",
+    "heartbeat",
+    "locking partitions",
+    "notify",
+    "paging partitions",
+    "ping",
+    "purging leases",
+    "queue delete",
+    "reading queen.meta",
+    "reading a cursor",
+    "reading a message",
+    "reading segments",
+    "reading transaction ids",
+    "recording a lease",
+    "registering a group",
+    "rollback of push",
     "sealing cursors",
-    "seeding cursors", "shrinking a lease", "shrinking an automatic ack", "storing segments", OTHER,
+    "seeding cursors",
+    "shrinking a lease",
+    "shrinking an automatic ack",
+    "storing segments",
+    OTHER,
 ];
 
 metrics! {
@@ -237,15 +272,6 @@ metrics! {
 }
 
 impl Metric {
-    /// Upper bounds of its buckets.
-    pub fn bounds(&self) -> &'static [f64] {
-        match self.buckets {
-            [] if self.name.ends_with("_seconds") => &SECONDS,
-            [] => &COUNTS,
-            own => own,
-        }
-    }
-
     /// Every combination of values that its labels can have; one empty one without labels.
     pub fn series(&self) -> Vec<Vec<Label>> {
         let mut all = vec![Vec::new()];

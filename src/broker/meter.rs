@@ -174,7 +174,11 @@ impl Meter {
             Scope::Partition(..) => 1,
             Scope::Labels { .. } => 2,
         };
-        if scope == 1 { self.pop_targeted.increment(1) } else { self.pop_wildcard.increment(1) }
+        if scope == 1 {
+            self.pop_targeted.increment(1)
+        } else {
+            self.pop_wildcard.increment(1)
+        }
         let result = match answer {
             Ok(Some(answer)) => {
                 self.delivered(&answer.delivered);
@@ -192,7 +196,11 @@ impl Meter {
         for part in delivered {
             let count = part.hashes.len() as u64;
             // Attempts of an automatic ack do not count up: it delivers once.
-            if part.span.claimed.attempt > 1 { again += count } else { first += count }
+            if part.span.claimed.attempt > 1 {
+                again += count
+            } else {
+                first += count
+            }
             if let Some(run) = part.runs.first() {
                 let age = now - run.created_at;
                 self.delivery_age.record(age.to_std().unwrap_or_default().as_secs_f64());

@@ -32,7 +32,12 @@ struct RouteMeter {
 impl HttpMeter {
     fn new() -> HttpMeter {
         let routes: HashMap<_, _> = names::ROUTES.iter().map(|route| (*route, RouteMeter::new(route))).collect();
-        HttpMeter { routes, other: RouteMeter::new(names::OTHER), total: AtomicU64::new(0), under_way: AtomicU64::new(0) }
+        HttpMeter {
+            routes,
+            other: RouteMeter::new(names::OTHER),
+            total: AtomicU64::new(0),
+            under_way: AtomicU64::new(0),
+        }
     }
 }
 

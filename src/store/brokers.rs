@@ -35,11 +35,7 @@ impl Store {
 
     /// Takes this broker off the list.
     pub async fn sign_off(&self, id: Uuid) -> StoreResult<()> {
-        sqlx::query("DELETE FROM queen.brokers WHERE id = $1")
-            .bind(id)
-            .execute(&self.claims)
-            .timed("sign-off")
-            .await?;
+        sqlx::query("DELETE FROM queen.brokers WHERE id = $1").bind(id).execute(&self.claims).timed("sign-off").await?;
         Ok(())
     }
 

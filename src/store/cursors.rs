@@ -7,9 +7,9 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgExecutor, Postgres, Row, Transaction};
 use uuid::Uuid;
 
+use super::Store;
 use super::error::{During, StoreResult, Timed};
 use super::messages::{self, SegmentRow, Span};
-use super::Store;
 use crate::ids::{GroupId, LeaseId, LeaseScope, Offset, PartitionId};
 
 /// Longest lease in seconds (`spec/push-pop.md` §14 no. 14): guards the date arithmetic.

@@ -4,10 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{Postgres, Row, Transaction};
 
+use super::Store;
 use super::error::{During, StoreResult, Timed};
 use super::partitions::{self, LockedPartition, PartitionKey};
 use super::queues::corrupt;
-use super::Store;
 use crate::ids::{Offset, PartitionId, TransactionHash};
 
 /// A segment about to be stored. Its offsets are allocated: the partition is locked by the same transaction.
