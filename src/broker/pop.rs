@@ -11,6 +11,7 @@ use super::delivery::{self, Delivered};
 use super::error::{BrokerError, BrokerResult};
 use super::grants::Grants;
 use super::group::{GroupDirectory, Subscription};
+use super::meter::meter;
 use super::parking::{Parked, Parking};
 use super::queue::{self, Queue, QueueDirectory};
 use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
@@ -349,7 +350,9 @@ impl PopPath {
         if wait.is_zero() || !request.wait || request.batch <= 1 {
             return Ok(());
         }
-        let end = deadline.min(Instant::now() + wait);
+        let started = Instant::now();
+        let end = deadline.min(started + wait);
+        let mut waited = false;
         loop {
             let candidates = {
                 let taken = self.ready.take(group, request.partitions.min(64) as usize).await?;
@@ -360,8 +363,12 @@ impl PopPath {
             }
             let deliverable = self.store.count_deliverable(group.id, &candidates).await?;
             if deliverable == 0 || deliverable >= request.batch || Instant::now() >= end || self.stop.is_cancelled() {
+                if waited {
+                    meter().fill_waited(started.elapsed());
+                }
                 return Ok(());
             }
+            waited = true;
             tokio::time::sleep_until(end.min(Instant::now() + LOOK_EVERY).into()).await;
         }
     }

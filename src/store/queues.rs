@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::error::{During, StoreResult};
+use super::error::{During, StoreResult, Timed};
 use super::{Store, StoreError};
 use crate::ids::QueueId;
 
@@ -147,8 +147,8 @@ impl Store {
         let rows = sqlx::query(select_queues!("WHERE tenant = queen.default_tenant() AND name = ANY($1)"))
             .bind(names)
             .fetch_all(&self.pool)
-            .await
-            .during("finding queues")?;
+            .timed("finding queues")
+            .await?;
         rows.iter().map(queue_of).collect::<Result<_, _>>().during("reading queues")
     }
 
@@ -165,8 +165,8 @@ impl Store {
         .bind(namespace)
         .bind(task)
         .fetch_all(&self.pool)
-        .await
-        .during("finding queues by label")?;
+        .timed("finding queues by label")
+        .await?;
         rows.iter().map(queue_of).collect::<Result<_, _>>().during("reading queues")
     }
 
@@ -180,8 +180,8 @@ impl Store {
         )
         .bind(names)
         .execute(&self.pool)
-        .await
-        .during("creating queues")?;
+        .timed("creating queues")
+        .await?;
         Ok(())
     }
 
@@ -194,12 +194,12 @@ impl Store {
         name: &str,
         change: impl FnOnce(Option<QueueOptions>) -> Result<QueueOptions, E>,
     ) -> StoreResult<Result<QueueRow, E>> {
-        let mut tx = self.pool.begin().await.during("configure")?;
+        let mut tx = self.pool.begin().timed("configure").await?;
         let present = sqlx::query(select_queues!("WHERE tenant = queen.default_tenant() AND name = $1 FOR UPDATE"))
             .bind(name)
             .fetch_optional(&mut *tx)
-            .await
-            .during("configure")?;
+            .timed("configure")
+            .await?;
         let present = present.as_ref().map(queue_of).transpose().during("configure")?;
         let o = match change(present.map(|row| row.options)) {
             Ok(options) => options,
@@ -249,9 +249,9 @@ impl Store {
         .bind(o.ttl)
         .bind(o.max_size)
         .fetch_one(&mut *tx)
-        .await
-        .during("configure")?;
-        tx.commit().await.during("commit of configure")?;
+        .timed("configure")
+        .await?;
+        tx.commit().timed("commit of configure").await?;
         Ok(Ok(QueueRow {
             id: QueueId(row.try_get("id").during("configure")?),
             name: name.to_owned(),
@@ -263,13 +263,13 @@ impl Store {
     /// Removes a queue and everything keyed to it, in one transaction (`spec/admin.md` §4.5). Answers its key, or
     /// `None` if no such queue exists.
     pub async fn delete_queue(&self, name: &str) -> StoreResult<Option<QueueId>> {
-        let mut tx = self.pool.begin().await.during("queue delete")?;
+        let mut tx = self.pool.begin().timed("queue delete").await?;
         let Some(row) =
             sqlx::query("SELECT id FROM queen.queues WHERE tenant = queen.default_tenant() AND name = $1 FOR UPDATE")
                 .bind(name)
                 .fetch_optional(&mut *tx)
-                .await
-                .during("queue delete")?
+                .timed("queue delete")
+                .await?
         else {
             return Ok(None);
         };
@@ -278,29 +278,31 @@ impl Store {
             sqlx::query_scalar("SELECT id FROM queen.log_partitions WHERE queue_id = $1 ORDER BY id FOR UPDATE")
                 .bind(id)
                 .fetch_all(&mut *tx)
-                .await
-                .during("queue delete")?;
+                .timed("queue delete")
+                .await?;
         for statement in [
             "DELETE FROM queen.log_consumers WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_segments WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_txns WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_partitions WHERE id = ANY($1)",
         ] {
-            sqlx::query(statement).bind(&partitions).execute(&mut *tx).await.during("queue delete")?;
+            sqlx::query(statement).bind(&partitions).execute(&mut *tx).timed("queue delete").await?;
         }
         for statement in [
             "DELETE FROM queen.consumer_groups WHERE queue_id = $1",
             "DELETE FROM queen.dead_letters WHERE queue_id = $1",
             "DELETE FROM queen.queues WHERE id = $1",
         ] {
-            sqlx::query(statement).bind(id).execute(&mut *tx).await.during("queue delete")?;
+            sqlx::query(statement).bind(id).execute(&mut *tx).timed("queue delete").await?;
         }
-        tx.commit().await.during("commit of queue delete")?;
+        tx.commit().timed("commit of queue delete").await?;
         Ok(Some(QueueId(id)))
     }
 }
 
 /// A query result that broke an expectation of this module.
 pub(crate) fn corrupt(table: &'static str, what: impl Into<String>) -> StoreError {
-    StoreError::Corrupt { table, what: what.into() }
+    let error = StoreError::Corrupt { table, what: what.into() };
+    error.count();
+    error
 }
