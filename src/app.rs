@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use thiserror::Error;
@@ -17,7 +17,8 @@ use crate::broker::error::BrokerError;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription};
 use crate::config::{Config, SubscriptionMode};
 use crate::http::{self, state::AppState};
-use crate::shutdown::{Shutdown, Supervisor};
+use crate::metrics::Kind;
+use crate::shutdown::{Shutdown, Supervisor, count_pass};
 use crate::store::migrate::{self, SchemaError};
 use crate::store::{Store, StoreError};
 
@@ -25,6 +26,8 @@ use crate::store::{Store, StoreError};
 const DATABASE_RETRY: Duration = Duration::from_millis(500);
 /// Pause between two walks through the queues of the groups that are popped here: a safety net under notifications.
 const RECONCILE_EVERY: Duration = Duration::from_secs(300);
+/// Pause between two folds of recorded samples into their buckets: a scrape does it too, but nobody need scrape.
+const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
 /// Pause between two passes of the background sweep.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
@@ -86,6 +89,7 @@ impl App {
         let metrics = install_metrics()?;
         let pools = open_pools(&config)?;
         let supervisor = Supervisor::new(shutdown.clone());
+        keep_metrics_small(&supervisor, &metrics);
         let broker = Arc::new(OnceLock::new());
         let settings = broker_settings(&config);
         match open_broker(&pools, &settings, &shutdown, &supervisor).await {
@@ -172,6 +176,21 @@ async fn open_broker(
     Ok(broker)
 }
 
+/// Samples of a histogram pile up in memory until somebody folds them into its buckets.
+fn keep_metrics_small(supervisor: &Supervisor, metrics: &PrometheusHandle) {
+    let metrics = metrics.clone();
+    supervisor.spawn("metrics_upkeep", move |stop| {
+        let metrics = metrics.clone();
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(METRICS_UPKEEP_EVERY)).await.is_some() {
+                metrics.run_upkeep();
+                count_pass("metrics_upkeep", true);
+            }
+            Ok::<(), StartError>(())
+        }
+    });
+}
+
 /// The background loops. Each is started again if it crashes, and ends with the soft shutdown.
 fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
     let ready = broker.ready().clone();
@@ -205,6 +224,7 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
                 for group in ready.groups() {
                     ready.reseed(&group).await;
                 }
+                count_pass("ready_reconcile", true);
             }
             Ok::<(), BrokerError>(())
         }
@@ -214,7 +234,9 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
         let broker = broker.clone();
         async move {
             while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
-                if let Err(error) = broker.sweep().await {
+                let swept = broker.sweep().await;
+                count_pass("sweep", swept.is_ok());
+                if let Err(error) = swept {
                     tracing::warn!(%error, "background sweep failed; next pass as planned");
                 }
             }
@@ -287,6 +309,10 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
             .acquire_timeout(Duration::from_millis(config.postgres.pool_checkout_timeout_ms))
             .test_before_acquire(false)
             .max_lifetime(None)
+            .after_connect(|_, _| {
+                metrics::counter!(crate::metrics::CONNECTIONS_OPENED).increment(1);
+                Box::pin(std::future::ready(Ok(())))
+            })
             .idle_timeout(Duration::from_secs(600))
     };
     let main = pool(config.postgres.pool_size).connect_lazy_with(options.clone());
@@ -337,7 +363,13 @@ fn ack_settings(config: &Config) -> AckSettings {
 fn install_metrics() -> Result<PrometheusHandle, StartError> {
     static HANDLE: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
     let handle = HANDLE.get_or_init(|| {
-        let handle = PrometheusBuilder::new().install_recorder().map_err(|error| error.to_string())?;
+        let mut builder = PrometheusBuilder::new();
+        for metric in crate::metrics::ALL.iter().filter(|metric| metric.kind == Kind::Histogram) {
+            let name = Matcher::Full(metric.name.to_owned());
+            builder = builder.set_buckets_for_metric(name, metric.buckets).map_err(|error| error.to_string())?;
+        }
+        let handle = builder.install_recorder().map_err(|error| error.to_string())?;
+        crate::process::started();
         crate::metrics::register();
         Ok(handle)
     });

@@ -13,6 +13,7 @@ pub mod embedded;
 pub mod http;
 pub mod ids;
 pub mod metrics;
+pub mod process;
 pub mod shutdown;
 pub mod store;
 pub mod telemetry;

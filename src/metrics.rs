@@ -1,6 +1,10 @@
-//! Every metric: name, kind, help. Registered once, at zero; `docs/metrics.md` has a row for each.
+//! Every metric: name, kind, buckets, labels with all their values, help. Registered once, at zero; `docs/metrics.md` has
+//! a row for each, and `tests/tidy.rs` compares the two.
+//!
+//! A label has a short list of values, given here: never a queue, partition or group. Names are those of the documented
+//! families (`spec/admin.md` §14) where the meaning is the same, ours start with `regent_`.
 
-use metrics::{describe_counter, describe_gauge, describe_histogram};
+use metrics::{Label, describe_counter, describe_gauge, describe_histogram};
 
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +13,7 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Distribution.
+    /// Distribution over fixed buckets.
     Histogram,
 }
 
@@ -20,61 +24,285 @@ pub struct Metric {
     pub name: &'static str,
     /// Kind.
     pub kind: Kind,
+    /// Upper bounds of a histogram's buckets; empty for the other kinds.
+    pub buckets: &'static [f64],
+    /// Its labels, each with every value that it can have.
+    pub labels: &'static [(&'static str, &'static [&'static str])],
     /// Help text.
     pub help: &'static str,
 }
 
+macro_rules! buckets {
+    () => {
+        &[]
+    };
+    ($own:ident) => {
+        &$own
+    };
+}
+
 macro_rules! metrics {
-    ($($const:ident = $kind:ident $name:literal, $help:literal;)*) => {
+    ($($const:ident = $kind:ident $(($buckets:ident))? $name:literal $([$($label:literal $values:ident),+])?, $help:literal;)*) => {
         $(
             #[doc = $help]
             pub const $const: &str = $name;
         )*
         /// Every metric that the broker exposes.
-        pub const ALL: &[Metric] = &[$(Metric { name: $name, kind: Kind::$kind, help: $help }),*];
+        pub const ALL: &[Metric] = &[$(Metric {
+            name: $name,
+            kind: Kind::$kind,
+            buckets: buckets!($($buckets)?),
+            labels: &[$($(($label, $values)),+)?],
+            help: $help,
+        }),*];
     };
 }
 
-metrics! {
-    PUSH_FLUSH_SECONDS = Histogram "regent_push_flush_seconds", "Time of one push flush, from its first statement to its commit.";
-    PUSH_FLUSH_GROUPS = Histogram "regent_push_flush_groups", "Groups (request and partition) that shared one push flush.";
-    PEER_NOTIFICATIONS_HEARD = Counter "regent_peer_notifications_heard_total", "Notifications of other brokers that this one acted on.";
-    PEER_NOTIFICATIONS_LOST = Counter "regent_peer_notifications_lost_total", "Notifications that could not be sent; other brokers find out by their own walks.";
-    PUSH_FLUSH_FAILURES = Counter "regent_push_flush_failures_total", "Push flushes that failed for good; their items answered failed.";
+const SECONDS: [f64; 15] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+const STATEMENT_SECONDS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0];
+const AGE_SECONDS: [f64; 12] = [0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0, 86400.0];
+const COUNTS: [f64; 13] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0];
 
-    // The ack path.
+/// Templates of the routes, as in the table of `http/mod.rs`; whatever is not listed counts as [`OTHER`].
+pub const ROUTES: &[&str] = &[
+    "/api/v1/push",
+    "/api/v1/pop",
+    "/api/v1/pop/queue/{queue}",
+    "/api/v1/pop/queue/{queue}/partition/{partition}",
+    "/api/v1/ack",
+    "/api/v1/ack/batch",
+    "/api/v1/lease/{lease}/extend",
+    "/api/v1/configure",
+    "/api/v1/resources/queues/{queue}",
+    "/health",
+    "/status",
+    "/metrics",
+    "/metrics/prometheus",
+    OTHER,
+];
+/// Routes whose latency is a histogram of its own; all others share one.
+pub const TIMED_ROUTES: &[&str] = &[
+    "/api/v1/push",
+    "/api/v1/pop",
+    "/api/v1/pop/queue/{queue}",
+    "/api/v1/pop/queue/{queue}/partition/{partition}",
+    "/api/v1/ack",
+    "/api/v1/ack/batch",
+    "/api/v1/lease/{lease}/extend",
+    OTHER,
+];
+/// Value of a label for whatever its list does not name.
+pub const OTHER: &str = "other";
+/// Status classes; the last is a client that was gone before its answer.
+pub const HTTP_STATUS: &[&str] = &["2xx", "3xx", "4xx", "5xx", "hung_up"];
+/// Why a request was refused or failed as a whole.
+pub const ERROR_KINDS: &[&str] = &["bad_request", "overloaded", "no_database", "not_booted", "failed", "stopping"];
+/// How a statement failed (`store/error.rs`).
+pub const STORE_ERROR_KINDS: &[&str] = &["unavailable", "outcome_unknown", "refused", "corrupt"];
+/// What became of a pushed message.
+pub const PUSH_STATUS: &[&str] = &["queued", "duplicate", "failed"];
+/// Stages that share one database transaction among requests.
+pub const FUSION_OPS: &[&str] = &["push", "ack"];
+/// Why the dedup memory asked PostgreSQL.
+pub const DEDUP_READS: &[&str] = &["window", "from_offset", "candidates", "ambiguous"];
+/// Which partitions a pop may serve.
+pub const POP_SCOPES: &[&str] = &["queue", "partition", "labels"];
+/// How a pop ended.
+pub const POP_RESULTS: &[&str] = &["messages", "empty", "error"];
+/// What a claim found in one candidate partition.
+pub const CLAIM_OUTCOMES: &[&str] = &["claimed", "empty", "not_yet", "left_over", "gone", "unmet", "emptied"];
+/// Whether a delivery is the first of its message to its group.
+pub const ATTEMPTS: &[&str] = &["first", "again"];
+/// Why an ack took full hash resolution (`broker::lease::Miss`).
+pub const ACK_MISS_REASONS: &[&str] =
+    &["off", "signal", "no_lease", "unknown", "other_worker", "expired", "partial", "busy"];
+/// Roads of an ack (`broker::ack::meter::Road`).
+pub const ACK_PATHS: &[&str] = &["fused", "positional", "resolved"];
+/// How an ack item was answered.
+pub const ACK_RESULTS: &[&str] = &["success", "failure"];
+/// Background tasks of the supervisor (`app.rs`).
+pub const LOOPS: &[&str] = &[
+    "ready_deadlines",
+    "ready_reconcile",
+    "sweep",
+    "peer_heartbeat",
+    "peer_sender",
+    "peer_listener",
+    "metrics_upkeep",
+    "finish_boot",
+];
+/// How a pass of a background task ended.
+pub const PASS_RESULTS: &[&str] = &["done", "failed"];
+/// Whose CPU time.
+pub const CPU_MODES: &[&str] = &["user", "system"];
+/// Statements by the words that errors and logs use for them (`store::error::Timed`).
+pub const STATEMENTS: &[&str] = &[
+    "ack",
+    "ack flush",
+    "begin of pop",
+    "begin of push",
+    "claiming",
+    "commit of configure",
+    "commit of pop",
+    "commit of push",
+    "commit of queue delete",
+    "configure",
+    "counting deliverable messages",
+    "creating a group",
+    "creating partitions",
+    "creating queues",
+    "deduplication probe",
+    "extending a lease",
+    "finding a group",
+    "finding a partition",
+    "finding queues",
+    "finding queues by label",
+    "heartbeat",
+    "locking partitions",
+    "notify",
+    "paging partitions",
+    "ping",
+    "purging leases",
+    "queue delete",
+    "reading queen.meta",
+    "reading a cursor",
+    "reading a message",
+    "reading segments",
+    "reading transaction ids",
+    "recording a lease",
+    "registering a group",
+    "rollback of push",
+    "sealing cursors",
+    "seeding cursors",
+    "shrinking a lease",
+    "shrinking an automatic ack",
+    "storing segments",
+    OTHER,
+];
+
+metrics! {
+    // The process.
+    UPTIME = Gauge "queen_uptime_seconds", "Seconds since the process started.";
+    RESIDENT_MEMORY = Gauge "queen_process_resident_memory_bytes", "Resident memory of the process.";
+    CPU = Gauge "regent_process_cpu_seconds" ["mode" CPU_MODES], "CPU time of the process since its start; only grows.";
+    OPEN_FDS = Gauge "regent_process_open_fds", "Open file descriptors.";
+    MAX_FDS = Gauge "regent_process_max_fds", "File descriptors that the process may open.";
+    LOOP_RESTARTS = Counter "regent_loop_restarts_total" ["loop" LOOPS], "Background tasks that crashed and were started again.";
+    LOOP_RUNNING = Gauge "regent_loop_running" ["loop" LOOPS], "Background tasks that have not ended.";
+    LOOP_PASSES = Counter "regent_loop_passes_total" ["loop" LOOPS, "result" PASS_RESULTS], "Passes of periodic background tasks.";
+    POSTGRES_RESTARTS = Counter "regent_postgres_restarts_total", "Times that the PostgreSQL inside this broker was started again after it ended by itself.";
+
+    // HTTP.
+    HTTP_REQUESTS = Counter "regent_http_requests_total" ["route" ROUTES, "status" HTTP_STATUS], "Requests by route template and status class.";
+    HTTP_SECONDS = Histogram(SECONDS) "regent_http_request_seconds" ["route" TIMED_ROUTES], "Time from request to answer; a long poll counts its waiting.";
+    HTTP_INFLIGHT = Gauge "regent_http_requests_inflight", "Requests under way, long polls included.";
+    ERRORS = Counter "regent_errors_total" ["kind" ERROR_KINDS], "Requests refused or failed as a whole.";
+
+    // Push.
+    PUSH_REQUESTS = Counter "queen_process_push_requests_total", "Push requests.";
+    PUSH_MESSAGES = Counter "queen_process_push_messages_total", "Messages in push requests, whatever became of them.";
+    PUSH_ITEMS = Counter "regent_push_items_total" ["status" PUSH_STATUS], "Pushed messages by what became of them.";
+    PUSH_PAYLOAD_BYTES = Counter "regent_push_payload_bytes_total", "Payload bytes in push requests.";
+    PUSH_INFLIGHT_BYTES = Gauge "regent_push_inflight_bytes", "Bytes of pushes under way, as admission counts them.";
+    PUSH_INFLIGHT_BYTES_MAX = Gauge "regent_push_inflight_bytes_max", "Bytes of pushes under way past which pushes are refused.";
+    PUSH_FLUSH_SECONDS = Histogram(SECONDS) "regent_push_flush_seconds", "Time of one push flush, from its first statement to its commit.";
+    PUSH_FLUSH_GROUPS = Histogram(COUNTS) "regent_push_flush_groups", "Groups (request and partition) that shared one push flush.";
+    PUSH_FLUSH_MESSAGES = Histogram(COUNTS) "regent_push_flush_messages", "Messages that shared one push flush.";
+    PUSH_FLUSH_FAILURES = Counter "regent_push_flush_failures_total", "Push flushes that failed for good; their items answered failed.";
+    PUSH_FLUSH_RETRIES = Counter "regent_push_flush_retries_total", "Push flushes that failed and were tried again.";
+    PUSH_SEGMENTS = Counter "regent_push_segments_total", "Segments stored.";
+    BATCHES_FIRED = Counter "queen_batches_fired_total" ["op" FUSION_OPS], "Shared database transactions.";
+    BATCH_ITEMS_FIRED = Counter "queen_batch_items_fired_total" ["op" FUSION_OPS], "Requests or their parts that shared them.";
+    DEDUP_MEMORY_BYTES = Gauge "regent_dedup_memory_bytes", "Memory of recent transaction ids.";
+    DEDUP_CANDIDATES = Counter "regent_dedup_candidates_total", "Stored offsets that memory named and PostgreSQL was asked about.";
+    DEDUP_READS_TOTAL = Counter "regent_dedup_reads_total" ["kind" DEDUP_READS], "Partitions whose stored transaction ids were read, by reason.";
+
+    // Pop.
+    POP_REQUESTS = Counter "queen_process_pop_requests_total", "Pop requests.";
+    POP_MESSAGES = Counter "queen_process_pop_messages_total", "Messages delivered.";
+    POP_TARGETED = Counter "queen_pop_targeted_total", "Pops of one named partition.";
+    POP_WILDCARD = Counter "queen_pop_wildcard_total", "Pops of a queue, or of queues by label.";
+    POP_FILL_WAITS = Counter "queen_pop_fill_wait_total", "Pops that minPopWaitTime made wait for more.";
+    POP_FILL_WAIT_MICROSECONDS = Counter "queen_pop_fill_wait_microseconds_total", "How long minPopWaitTime made them wait.";
+    PARKED_LONG_POLLS = Gauge "queen_parked_long_polls", "Long polls that are parked.";
+    POPS = Counter "regent_pops_total" ["scope" POP_SCOPES, "result" POP_RESULTS], "Pops by scope and by how they ended.";
+    POP_DELIVERIES = Counter "regent_pop_deliveries_total" ["attempt" ATTEMPTS], "Delivered messages: first delivery, or again.";
+    POP_DELIVERY_AGE = Histogram(AGE_SECONDS) "regent_pop_delivery_age_seconds", "Age of the oldest message of each delivered partition; the broker's clock against the database's.";
+    POP_CLAIM_SECONDS = Histogram(SECONDS) "regent_pop_claim_seconds", "Time of one claim, new cursors included.";
+    POP_CLAIM_WAIT_SECONDS = Histogram(SECONDS) "regent_pop_claim_wait_seconds", "Time that a pop waited for its turn to claim, if it had to.";
+    POP_CLAIMS = Counter "regent_pop_claims_total" ["outcome" CLAIM_OUTCOMES], "Candidate partitions of claims by what was found.";
+    POP_CLAIMING = Gauge "regent_pop_claiming", "Pops that have their turn to claim and read.";
+    POP_WAITING = Gauge "regent_pop_waiting", "Pops that wait for their turn to claim.";
+    PARTITIONS_SEEDED = Counter "regent_ready_partitions_walked_total", "Partitions that the walk of a newly popped group looked at.";
+    READY_ENTRIES = Gauge "regent_ready_entries", "Partitions in the ready index, once per group.";
+    READY_GROUPS = Gauge "regent_ready_groups", "Groups that are popped here.";
+    READY_DEADLINES = Gauge "regent_ready_deadlines", "Held partitions with an instant at which they are looked at again.";
+
+    // Acks.
+    ACK_REQUESTS = Counter "queen_process_ack_requests_total", "Ack requests.";
+    ACK_MESSAGES = Counter "queen_process_ack_messages_total", "Items in ack requests, whatever became of them.";
     ACK_HITS = Counter "regent_ack_hits_total", "Acks that covered exactly what was delivered under their lease.";
-    ACK_MISSES = Counter "regent_ack_misses_total", "Acks that took full hash resolution, by reason.";
-    ACK_FLUSH_ROWS = Histogram "regent_ack_flush_rows", "Cursor rows that shared one ack flush.";
-    ACK_FLUSH_SECONDS = Histogram "regent_ack_flush_seconds", "Time of one ack flush, until its outcome was known.";
+    ACK_MISSES = Counter "regent_ack_misses_total" ["reason" ACK_MISS_REASONS], "Acks that took full hash resolution, by reason.";
+    ACK_FLUSH_ROWS = Histogram(COUNTS) "regent_ack_flush_rows", "Cursor rows that shared one ack flush.";
+    ACK_FLUSH_SECONDS = Histogram(SECONDS) "regent_ack_flush_seconds", "Time of one ack flush, until its outcome was known.";
     ACK_REFUSED = Counter "regent_ack_refused_total", "Positional advances that PostgreSQL refused; they took full hash resolution.";
     ACK_FLUSH_FAILURES = Counter "regent_ack_flush_failures_total", "Ack flushes whose statement failed.";
     ACK_QUEUE_DEPTH = Gauge "regent_ack_queue_depth", "Positional advances that wait for a flush.";
     ACK_ACTORS = Gauge "regent_ack_partition_actors", "Partitions with a lease in the registry of this broker.";
     ACK_REGISTRY_BYTES = Gauge "regent_ack_registry_bytes", "Memory of the lease registry.";
     ACK_UNREGISTERED = Counter "regent_ack_unregistered_total", "Leases that the registry had no room for.";
-    ACK_SECONDS = Histogram "regent_ack_seconds", "Time from request to answer of the acks of one lease, by path.";
-    ACK_ITEMS = Counter "regent_ack_items_total", "Acknowledged messages, by result.";
+    ACK_SECONDS = Histogram(SECONDS) "regent_ack_seconds" ["path" ACK_PATHS], "Time from request to answer of the acks of one lease, by path.";
+    ACK_ITEMS = Counter "regent_ack_items_total" ["result" ACK_RESULTS], "Acknowledged messages, by result.";
+    DEAD_LETTERS = Counter "regent_dead_letters_total", "Messages moved to the dead-letter table.";
+
+    // Other brokers.
+    PEERS = Gauge "regent_peers", "Other live brokers on this database.";
+    PEER_NOTIFICATIONS_SENT = Counter "regent_peer_notifications_sent_total", "Notifications sent to other brokers.";
+    PEER_NOTIFICATIONS_HEARD = Counter "regent_peer_notifications_heard_total", "Notifications of other brokers that this one acted on.";
+    PEER_NOTIFICATIONS_LOST = Counter "regent_peer_notifications_lost_total", "Notifications that could not be sent; other brokers find out by their own walks.";
+
+    // PostgreSQL.
+    POOL_SIZE = Gauge "queen_db_pool_size", "Open connections.";
+    POOL_IDLE = Gauge "queen_db_pool_idle", "Open connections that nobody uses.";
+    POOL_ACTIVE = Gauge "queen_db_pool_active", "Open connections in use.";
+    POOL_MAX = Gauge "regent_db_pool_max", "Connections that may be open.";
+    CONNECTIONS_OPENED = Counter "regent_db_connections_opened_total", "Connections opened since the start.";
+    STATEMENT_SECONDS_TOTAL = Histogram(STATEMENT_SECONDS) "regent_db_statement_seconds" ["statement" STATEMENTS], "Round trips to PostgreSQL; the first of a transaction, and every statement outside one, counts its wait for a connection.";
+    STORE_ERRORS = Counter "regent_db_errors_total" ["kind" STORE_ERROR_KINDS], "Failed statements, commits and checkouts.";
 }
 
-/// Families that exist only with labels; whoever counts them brings them to zero.
-const LABELLED: &[&str] = &[ACK_MISSES, ACK_SECONDS, ACK_ITEMS];
+impl Metric {
+    /// Every combination of values that its labels can have; one empty one without labels.
+    pub fn series(&self) -> Vec<Vec<Label>> {
+        let mut all = vec![Vec::new()];
+        for (key, values) in self.labels {
+            let extend = |one: Vec<Label>| {
+                values.iter().map(move |value| {
+                    let label = Label::from_static_parts(key, value);
+                    one.iter().cloned().chain([label]).collect()
+                })
+            };
+            all = all.into_iter().flat_map(extend).collect();
+        }
+        all
+    }
+}
 
-/// Describes every metric and brings every unlabelled one to zero.
+/// Describes every metric and brings every series of it to zero. The recorder must be installed.
 pub fn register() {
     for metric in ALL {
         match metric.kind {
-            Kind::Counter => {
-                describe_counter!(metric.name, metric.help);
-                if !LABELLED.contains(&metric.name) {
-                    metrics::counter!(metric.name).absolute(0);
-                }
-            }
-            Kind::Gauge => {
-                describe_gauge!(metric.name, metric.help);
-                metrics::gauge!(metric.name).set(0.0);
-            }
+            Kind::Counter => describe_counter!(metric.name, metric.help),
+            Kind::Gauge => describe_gauge!(metric.name, metric.help),
             Kind::Histogram => describe_histogram!(metric.name, metric.help),
+        }
+        for labels in metric.series() {
+            match metric.kind {
+                Kind::Counter => metrics::counter!(metric.name, labels).absolute(0),
+                Kind::Gauge => metrics::gauge!(metric.name, labels).set(0.0),
+                // Its existence is its zero.
+                Kind::Histogram => drop(metrics::histogram!(metric.name, labels)),
+            }
         }
     }
 }

@@ -20,6 +20,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::metrics::{LOOP_PASSES, LOOP_RESTARTS, LOOP_RUNNING};
+
 /// First pause before a crashed task is started again.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// Longest pause before a crashed task is started again.
@@ -137,12 +139,14 @@ impl Supervisor {
     {
         bump(&self.restarts, name, 0);
         bump(&self.running, name, 1);
+        metrics::gauge!(LOOP_RUNNING, "loop" => name).increment(1.0);
         let this = self.clone();
         self.tasks.spawn(async move {
             tokio::select! {
                 () = this.run(name, start) => {}
                 () = this.shutdown.hard.cancelled() => tracing::warn!(task = name, "background task dropped"),
             }
+            metrics::gauge!(LOOP_RUNNING, "loop" => name).decrement(1.0);
             let mut running = this.running.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(count) = running.get_mut(name) {
                 *count = count.saturating_sub(1);
@@ -179,6 +183,7 @@ impl Supervisor {
                 backoff = RESTART_BACKOFF_MIN;
             }
             let restarts = bump(&self.restarts, name, 1);
+            metrics::counter!(LOOP_RESTARTS, "loop" => name).increment(1);
             let backoff_ms = u64::try_from(backoff.as_millis()).unwrap_or(u64::MAX);
             tracing::error!(
                 task = name,
@@ -220,6 +225,12 @@ impl Supervisor {
         self.tasks.wait().await;
         late
     }
+}
+
+/// A periodic task has made one pass.
+pub fn count_pass(name: &'static str, done: bool) {
+    let result = if done { "done" } else { "failed" };
+    metrics::counter!(LOOP_PASSES, "loop" => name, "result" => result).increment(1);
 }
 
 fn bump(counts: &Mutex<BTreeMap<&'static str, u64>>, name: &'static str, by: u64) -> u64 {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::BrokerResult;
+use super::meter::meter;
 use super::queue::Queue;
 use super::ready::{ReadyGroup, ReadyIndex, Taken};
 use super::ready_group::Verdict;
@@ -98,9 +99,12 @@ impl<'a> Claimer<'a> {
         auto: &mut Option<AutoAckTx>,
         claims: &mut Claims<'a>,
     ) -> BrokerResult<()> {
+        // As many candidates as may be claimed; more after a miss, so that a run of stale ones is soon behind.
+        let mut spread = 1;
         while !budget.is_spent() {
-            let count = budget.partitions.min(CANDIDATES_MAX).min(budget.messages) as usize;
-            let mut taken = self.ready.take(group, count).await?;
+            let count = (budget.partitions.min(budget.messages) * spread).min(CANDIDATES_MAX);
+            spread = (spread * 2).min(CANDIDATES_MAX);
+            let mut taken = self.ready.take(group, count as usize).await?;
             if taken.partitions().is_empty() {
                 return Ok(());
             }
@@ -158,6 +162,7 @@ impl<'a> Claimer<'a> {
         budget: Budget,
         auto: &mut Option<AutoAckTx>,
     ) -> BrokerResult<Vec<(PartitionId, ClaimOutcome)>> {
+        let started = Instant::now();
         let mut outcomes = self.send(queue, group, partitions, budget, auto).await?;
         let emptied: Vec<PartitionId> =
             outcomes.iter().filter(|(_, o)| *o == ClaimOutcome::Emptied).map(|(p, _)| *p).collect();
@@ -167,6 +172,7 @@ impl<'a> Claimer<'a> {
         let mut unmet: Vec<PartitionId> =
             outcomes.iter().filter(|(_, o)| *o == ClaimOutcome::Unmet).map(|(p, _)| *p).collect();
         if unmet.is_empty() {
+            meter().claim_seconds.record(started.elapsed().as_secs_f64());
             return Ok(outcomes);
         }
         unmet.sort_unstable();
@@ -184,6 +190,7 @@ impl<'a> Claimer<'a> {
         } else {
             outcomes.extend(self.send(queue, group, &unmet, left, auto).await?);
         }
+        meter().claim_seconds.record(started.elapsed().as_secs_f64());
         Ok(outcomes)
     }
 
@@ -208,10 +215,12 @@ impl<'a> Claimer<'a> {
             window_seconds: queue.options.window_buffer,
             window_messages: WINDOW_MESSAGES,
         };
-        match auto {
+        let outcomes = match auto {
             Some(tx) => tx.claim(&request).await,
             None => self.store.claim(&request).await,
-        }
+        }?;
+        meter().claimed(&outcomes);
+        Ok(outcomes)
     }
 
     /// What the ready index should think of a partition after this outcome; `None` leaves it ready.

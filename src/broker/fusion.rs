@@ -263,8 +263,7 @@ async fn flush_batch(tools: ShardTools, batch: Batch<Pending>, _done: SayDone) {
     let advances: Vec<_> = rows.iter().map(|row| row.advance).collect();
     let started = Instant::now();
     let outcomes = tools.flusher.advance(&advances).await;
-    tools.meter.flush_seconds.record(started.elapsed().as_secs_f64());
-    tools.meter.flush_rows.record(advances.len() as f64);
+    tools.meter.flushed(advances.len(), started.elapsed());
     for (Fused { advance, waiter, followers }, flushed) in rows.into_iter().zip(outcomes) {
         if flushed == Flushed::Committed {
             // Before the answer: a pop sent next must find what is left.

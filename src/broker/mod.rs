@@ -10,11 +10,13 @@ pub mod delivery;
 pub mod directory;
 pub mod encryption;
 pub mod error;
+pub mod figures;
 pub mod fusion;
 pub mod fusion_batch;
 pub mod grants;
 pub mod group;
 pub mod lease;
+pub mod meter;
 pub mod parking;
 pub mod partition;
 pub mod peers;
@@ -39,9 +41,10 @@ use tokio_util::sync::CancellationToken;
 use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
 use ack::{AckAnswer, AckItem, AckPipeline};
-use configure::{ConfigureError, ConfigureRequest};
+use configure::ConfigureRequest;
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
+pub use figures::Figures;
 use grants::Grants;
 use group::GroupDirectory;
 use parking::Parking;
@@ -115,16 +118,23 @@ impl Broker {
 
     /// `POST /api/v1/push`.
     pub async fn push(&self, items: &[PushItem<'_>], producer_sub: Option<&str>) -> BrokerResult<Vec<PushResult>> {
-        self.push.push(items, producer_sub).await
+        meter::meter().push_asked(items);
+        let results = self.push.push(items, producer_sub).await;
+        meter::meter().push_answered(results.as_deref().ok(), items.len());
+        results
     }
 
     /// The three pop routes.
     pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
-        self.pop.pop(request).await
+        let answer = self.pop.pop(request).await;
+        meter::meter().popped(request, &answer);
+        answer
     }
 
     /// Both ack routes: one answer per item, in order; no failure is the call's.
     pub async fn ack(&self, group: &str, items: Vec<AckItem>) -> Vec<AckAnswer> {
+        meter::meter().ack_requests.increment(1);
+        meter::meter().ack_messages.increment(items.len() as u64);
         self.ack.ack(group, items).await
     }
 
@@ -144,17 +154,9 @@ impl Broker {
 
     /// `POST /api/v1/configure`.
     pub async fn configure(&self, request: &ConfigureRequest) -> BrokerResult<Queue> {
-        let apply = |present| request.apply(present);
-        // Parsing has applied the request once, so it cannot fail here unless a stored value is out of its range.
-        let queue = self
-            .queues
-            .configure(&request.queue, |present| match apply(present) {
-                Ok(options) => options,
-                Err(ConfigureError::QueueRequired | ConfigureError::Mode(_) | ConfigureError::Option { .. }) => {
-                    crate::store::queues::QueueOptions::default()
-                }
-            })
-            .await?;
+        // Parsing has applied the request to nothing; applied to what the queue has, a stored value may still refuse it.
+        let configured = self.queues.configure(&request.queue, |present| request.apply(present)).await?;
+        let queue = configured.map_err(|error| BrokerError::Invalid(error.to_string()))?;
         self.ready.reconsider(queue.id);
         self.peers.configured(&queue.name);
         Ok(queue)

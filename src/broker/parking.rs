@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::{BrokerError, BrokerResult};
+use super::meter::meter;
 use super::pop::overloaded;
 use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
 use super::waiter::Waiter;
@@ -61,6 +62,11 @@ impl Parking {
         self.parked.load(Ordering::Relaxed)
     }
 
+    /// Pops that wait for their turn to claim now.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
     /// Waits for a turn to claim, unless too many wait already.
     pub async fn claim_permit(&self, claims: &Arc<Semaphore>) -> BrokerResult<OwnedSemaphorePermit> {
         if let Ok(permit) = claims.clone().try_acquire_owned() {
@@ -71,7 +77,10 @@ impl Parking {
             return Err(overloaded("too many pops under way", 1));
         }
         let _counted = Counted(self.waiting.clone());
-        claims.clone().acquire_owned().await.map_err(|_| BrokerError::Stopping)
+        let started = std::time::Instant::now();
+        let permit = claims.clone().acquire_owned().await.map_err(|_| BrokerError::Stopping)?;
+        meter().claim_wait_seconds.record(started.elapsed().as_secs_f64());
+        Ok(permit)
     }
 
     /// Parks a pop, unless too many are parked already.

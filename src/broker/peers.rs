@@ -133,11 +133,15 @@ impl Peers {
     pub async fn run_sender(&self, stop: &CancellationToken) -> BrokerResult<()> {
         while stop.run_until_cancelled(self.inner.something_pending.notified()).await.is_some() {
             let payloads = self.take_payloads();
-            if !payloads.is_empty()
-                && let Err(error) = self.inner.store.notify(&payloads).await
-            {
-                metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_LOST).increment(payloads.len() as u64);
-                tracing::debug!(%error, "notifications lost; other brokers find out by their own walks");
+            if payloads.is_empty() {
+                continue;
+            }
+            match self.inner.store.notify(&payloads).await {
+                Ok(()) => super::meter::meter().notifications_sent.increment(payloads.len() as u64),
+                Err(error) => {
+                    metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_LOST).increment(payloads.len() as u64);
+                    tracing::debug!(%error, "notifications lost; other brokers find out by their own walks");
+                }
             }
         }
         Ok(())
@@ -146,8 +150,13 @@ impl Peers {
     /// Keeps this broker on the list and knows whether it is alone.
     pub async fn run_heartbeat(&self, stop: &CancellationToken) -> BrokerResult<()> {
         loop {
-            match self.inner.store.heartbeat(self.inner.id, &self.inner.name).await {
-                Ok(others) => self.inner.parking.set_peers(others > 0),
+            let beat = self.inner.store.heartbeat(self.inner.id, &self.inner.name).await;
+            crate::shutdown::count_pass("peer_heartbeat", beat.is_ok());
+            match beat {
+                Ok(others) => {
+                    metrics::gauge!(crate::metrics::PEERS).set(others as f64);
+                    self.inner.parking.set_peers(others > 0);
+                }
                 // Alone or not cannot be known: speak, in case.
                 Err(error) => {
                     tracing::debug!(%error, "heartbeat failed");

@@ -6,6 +6,7 @@ use std::time::Instant;
 use uuid::Uuid;
 
 use super::dedup::{DedupMemory, Refresh};
+use super::meter::meter;
 use super::push::{JobError, JobOutcome, StoredItem};
 use super::push_fusion::PushJob;
 use super::segment::{self, Frames};
@@ -92,6 +93,7 @@ pub async fn flush(
     }
     tx.insert_segments(&segments).await?;
     tx.commit().await?;
+    meter().segments.increment(segments.len() as u64);
     let now = Instant::now();
     for segment in &segments {
         // Only now: what a failed flush may have stored shows as offsets above what the memory covers.
@@ -150,10 +152,14 @@ async fn probe(
         deduplicating.push((batch, partition, window));
         match memory.refresh(partition.id, partition.last_offset, window, now) {
             Refresh::Nothing => {}
-            Refresh::From(offset) => reads.push((partition.id, offset, window)),
+            Refresh::From(offset) => {
+                meter().dedup_offset_reads.increment(1);
+                reads.push((partition.id, offset, window));
+            }
             Refresh::Window => {
                 memory.start(partition.id, partition.last_offset, window, now);
                 if partition.last_offset > Offset::NONE {
+                    meter().dedup_window_reads.increment(1);
                     reads.push((partition.id, Offset(0), window));
                 }
             }
@@ -168,11 +174,17 @@ async fn probe(
     let mut ambiguous = Vec::new();
     for (batch, partition, window) in deduplicating {
         if !memory.covers(partition.id) {
+            meter().dedup_ambiguous_reads.increment(1);
             ambiguous.push((partition.id, Offset(0), window));
             continue;
         }
+        let before = candidates.len();
         for hash in batch.jobs.iter().flat_map(|job| &job.packed.hashes) {
             candidates.extend(memory.candidates(partition.id, *hash).map(|at| (partition.id, at, window)));
+        }
+        if candidates.len() > before {
+            meter().dedup_candidate_reads.increment(1);
+            meter().dedup_candidates.increment((candidates.len() - before) as u64);
         }
     }
     let mut known = Known::new();

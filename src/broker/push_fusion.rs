@@ -6,6 +6,7 @@
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -13,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dedup::DedupMemory;
 use super::error::{BrokerError, BrokerResult};
+use super::meter::meter;
 use super::peers::Peers;
 use super::push::{JobError, JobOutcome, Packed};
 use super::push_flush::{self, PartitionBatch};
@@ -45,6 +47,8 @@ pub struct PushFusion {
     shards: Arc<[mpsc::Sender<PushJob>]>,
     admission: Arc<Semaphore>,
     admission_units: usize,
+    /// Per shard, what its memory holds.
+    dedup_bytes: Arc<[AtomicUsize]>,
 }
 
 impl PushFusion {
@@ -57,8 +61,10 @@ impl PushFusion {
         stop: &CancellationToken,
     ) -> PushFusion {
         let units = (settings.push_inflight_bytes_max / ADMISSION_UNIT_BYTES).max(1);
-        let shards = (0..settings.push_shards.max(1))
-            .map(|_| {
+        let count = settings.push_shards.max(1);
+        let dedup_bytes: Arc<[AtomicUsize]> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+        let shards = (0..count)
+            .map(|nth| {
                 let (sender, receiver) = mpsc::channel(SHARD_QUEUE_MAX);
                 let shard = Shard {
                     store: store.clone(),
@@ -67,13 +73,26 @@ impl PushFusion {
                     groups_max: settings.push_groups_max.max(1),
                     bytes_max: settings.push_bytes_max,
                     zstd_level: settings.zstd_level,
-                    memory: DedupMemory::new(settings.dedup_bytes_max / settings.push_shards.max(1)),
+                    memory: DedupMemory::new(settings.dedup_bytes_max / count),
+                    nth,
+                    dedup_bytes: dedup_bytes.clone(),
                 };
                 tokio::spawn(shard.run(receiver, stop.clone()));
                 sender
             })
             .collect();
-        PushFusion { shards, admission: Arc::new(Semaphore::new(units)), admission_units: units }
+        PushFusion { shards, admission: Arc::new(Semaphore::new(units)), admission_units: units, dedup_bytes }
+    }
+
+    /// Bytes of requests under way, and the bound past which they are refused.
+    pub fn inflight_bytes(&self) -> (usize, usize) {
+        let used = self.admission_units.saturating_sub(self.admission.available_permits());
+        (used * ADMISSION_UNIT_BYTES, self.admission_units * ADMISSION_UNIT_BYTES)
+    }
+
+    /// Memory of recent transaction ids, in bytes, as of each shard's last flush.
+    pub fn dedup_bytes(&self) -> usize {
+        self.dedup_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// Reserves room for a request, or refuses it: waiting pushes are bounded by bytes.
@@ -105,6 +124,8 @@ struct Shard {
     bytes_max: usize,
     zstd_level: i32,
     memory: DedupMemory,
+    nth: usize,
+    dedup_bytes: Arc<[AtomicUsize]>,
 }
 
 impl Shard {
@@ -133,8 +154,6 @@ impl Shard {
 
     async fn flush(&mut self, jobs: Vec<PushJob>) {
         let partitions = push_flush::by_partition(jobs);
-        metrics::histogram!(crate::metrics::PUSH_FLUSH_GROUPS)
-            .record(partitions.iter().map(|p| p.jobs.len()).sum::<usize>() as f64);
         if partitions.len() == 1 {
             self.flush_until_known(partitions).await;
             return;
@@ -142,6 +161,7 @@ impl Shard {
         match self.try_flush(&partitions, false).await {
             Ok(outcomes) => answer(partitions, outcomes),
             Err(error) => {
+                meter().flush_retries.increment(1);
                 tracing::warn!(%error, partitions = partitions.len(), "push flush failed; trying each partition alone");
                 for partition in partitions {
                     self.flush_until_known(vec![partition]).await;
@@ -168,12 +188,13 @@ impl Shard {
                     if !passing {
                         break;
                     }
+                    meter().flush_retries.increment(1);
                 }
             }
         }
         let error = last.map(|e| e.to_string()).unwrap_or_default();
         tracing::error!(%error, "push flush failed");
-        metrics::counter!(crate::metrics::PUSH_FLUSH_FAILURES).increment(1);
+        meter().flush_failures.increment(1);
         let error: Arc<str> = error.into();
         for job in partitions.into_iter().flat_map(|p| p.jobs) {
             // A producer that hung up does not care.
@@ -188,7 +209,12 @@ impl Shard {
     ) -> Result<Vec<Vec<JobOutcome>>, crate::store::StoreError> {
         let started = std::time::Instant::now();
         let flushed = push_flush::flush(&self.store, &mut self.memory, partitions, self.zstd_level, look_up).await?;
-        metrics::histogram!(crate::metrics::PUSH_FLUSH_SECONDS).record(started.elapsed().as_secs_f64());
+        let jobs = partitions.iter().flat_map(|p| &p.jobs);
+        let (groups, messages) = jobs.fold((0, 0), |(groups, messages), job| (groups + 1, messages + job.packed.len()));
+        meter().flushed(groups, messages, started.elapsed());
+        if let Some(bytes) = self.dedup_bytes.get(self.nth) {
+            bytes.store(self.memory.bytes(), Ordering::Relaxed);
+        }
         self.ready.appended(&flushed.appended);
         self.peers.landed(&flushed.appended);
         Ok(flushed.outcomes)

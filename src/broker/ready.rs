@@ -145,6 +145,7 @@ impl ReadyIndex {
             return Ok(true);
         }
         let page = self.inner.store.page_partitions(group.queue, group.id, after.as_deref(), SEED_PAGE).await?;
+        super::meter::meter().partitions_walked.increment(page.len() as u64);
         let done = (page.len() as i64) < SEED_PAGE;
         for candidate in &page {
             if candidate.pending {

@@ -232,6 +232,7 @@ impl Keeper {
                     Ok(postmaster) => {
                         self.shared.pid.store(postmaster.pid().unwrap_or(0), Ordering::Release);
                         let restarts = self.shared.restarts.fetch_add(1, Ordering::AcqRel) + 1;
+                        metrics::counter!(crate::metrics::POSTGRES_RESTARTS).increment(1);
                         tracing::info!(restarts, pid = postmaster.pid(), "embedded PostgreSQL is ready again");
                         self.postmaster = Some(postmaster);
                     }

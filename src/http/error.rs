@@ -32,9 +32,13 @@ impl From<BrokerError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let error = match self {
-            ApiError::BadRequest(text) => return envelope(StatusCode::BAD_REQUEST, &text),
+            ApiError::BadRequest(text) => {
+                count("bad_request");
+                return envelope(StatusCode::BAD_REQUEST, &text);
+            }
             ApiError::Broker(error) => error,
         };
+        count(kind(&error));
         match &error {
             BrokerError::Invalid(text) => envelope(StatusCode::BAD_REQUEST, text),
             BrokerError::Overloaded { retry_after_seconds, .. } => {
@@ -54,6 +58,21 @@ impl IntoResponse for ApiError {
                 envelope(StatusCode::INTERNAL_SERVER_ERROR, &format!("database connection error: {text}"))
             }
         }
+    }
+}
+
+fn count(kind: &'static str) {
+    metrics::counter!(crate::metrics::ERRORS, "kind" => kind).increment(1);
+}
+
+fn kind(error: &BrokerError) -> &'static str {
+    match error {
+        BrokerError::Invalid(_) => "bad_request",
+        BrokerError::Overloaded { .. } => "overloaded",
+        BrokerError::NoDatabase(_) => "no_database",
+        BrokerError::NotYet => "not_booted",
+        BrokerError::Failed(_) => "failed",
+        BrokerError::Stopping => "stopping",
     }
 }
 

@@ -1,8 +1,8 @@
-//! Liveness, readiness and the Prometheus scrape (`spec/admin.md` §13.1, §14).
+//! Liveness and readiness (`spec/admin.md` §13.1).
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -29,11 +29,4 @@ async fn ping(state: &AppState) -> Result<(), ApiError> {
 /// `GET /status`: the process lives; no database.
 pub async fn status() -> Response {
     Json(json!({"status": "ok", "engine": ENGINE})).into_response()
-}
-
-/// `GET /metrics/prometheus`.
-pub async fn prometheus(State(state): State<AppState>) -> Response {
-    let headers =
-        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, state.metrics.render()).into_response()
 }

@@ -6,6 +6,8 @@ pub mod extract;
 pub mod health;
 pub mod json;
 pub mod lease;
+pub mod meter;
+pub mod metrics;
 pub mod pop;
 pub mod push;
 pub mod queue;
@@ -36,11 +38,13 @@ pub fn router(state: AppState) -> Router {
         .route("/api/v1/resources/queues/{queue}", delete(queue::delete))
         .route("/health", get(health::health))
         .route("/status", get(health::status))
-        .route("/metrics/prometheus", get(health::prometheus))
+        .route("/metrics", get(metrics::json))
+        .route("/metrics/prometheus", get(metrics::prometheus))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)
         .layer(DefaultBodyLimit::max(state.body_bytes_max))
         .layer(middleware::from_fn_with_state(state.clone(), check_request))
+        .layer(middleware::from_fn(meter::measure))
         .with_state(state)
 }
 

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::Store;
 use super::dead_letters::NewDeadLetter;
-use super::error::{During, StoreError, StoreResult};
+use super::error::{During, StoreError, StoreResult, Timed};
 use crate::ids::{GroupId, LeaseId, Offset, PartitionId, TransactionHash};
 
 /// One row of the hash index: the hashes of consecutive messages, packed in offset order.
@@ -331,8 +331,8 @@ impl Store {
                 .bind(one.committed.0)
                 .bind(one.batch_end.0)
                 .execute(&self.pool)
-                .await
-                .during("ack flush")?;
+                .timed("ack flush")
+                .await?;
             advanced[0] = done.rows_affected() == 1;
             return Ok(advanced);
         }
@@ -347,8 +347,8 @@ impl Store {
             .bind(rows.iter().map(|r| r.committed.0).collect::<Vec<_>>())
             .bind(rows.iter().map(|r| r.batch_end.0).collect::<Vec<_>>())
             .fetch_all(&self.pool)
-            .await
-            .during("ack flush")?;
+            .timed("ack flush")
+            .await?;
         for ordinal in ordinals {
             if let Some(flag) = usize::try_from(ordinal - 1).ok().and_then(|nth| advanced.get_mut(nth)) {
                 *flag = true;
@@ -375,8 +375,8 @@ pub async fn read_span(
         .bind(group)
         .bind(worker)
         .fetch_optional(executor)
-        .await
-        .during("reading a cursor")?;
+        .timed("reading a cursor")
+        .await?;
     row.map(|row| span_of(&row)).transpose().during("reading a cursor")
 }
 
@@ -422,8 +422,8 @@ pub async fn read_hashes(
         .bind(from.0)
         .bind(to.0)
         .fetch_all(executor)
-        .await
-        .during("reading transaction ids")?;
+        .timed("reading transaction ids")
+        .await?;
     Ok(rows.into_iter().map(|(base, packed)| HashRow { base: Offset(base), packed }).collect())
 }
 
@@ -455,10 +455,14 @@ pub async fn settle(
         Some(letter) => letter.bind(query),
         None => query,
     };
-    Ok(query.execute(executor).await.during("ack")?.rows_affected() == 1)
+    let written = query.execute(executor).timed("ack").await?.rows_affected() == 1;
+    if written && dead_letter.is_some() {
+        metrics::counter!(crate::metrics::DEAD_LETTERS).increment(1);
+    }
+    Ok(written)
 }
 
 /// A hash row that breaks its own rule.
 pub fn torn_hashes(partition: PartitionId, base: Offset) -> StoreError {
-    StoreError::Corrupt { table: "log_txns", what: format!("length of the row {partition}/{base}") }
+    super::queues::corrupt("log_txns", format!("length of the row {partition}/{base}"))
 }

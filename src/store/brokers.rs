@@ -4,7 +4,7 @@ use sqlx::postgres::PgListener;
 use uuid::Uuid;
 
 use super::Store;
-use super::error::{During, StoreResult};
+use super::error::{During, StoreResult, Timed};
 
 const CHANNEL: &str = "regent";
 
@@ -29,17 +29,13 @@ impl Store {
         .bind(id)
         .bind(name)
         .fetch_one(&self.claims)
+        .timed("heartbeat")
         .await
-        .during("heartbeat")
     }
 
     /// Takes this broker off the list.
     pub async fn sign_off(&self, id: Uuid) -> StoreResult<()> {
-        sqlx::query("DELETE FROM queen.brokers WHERE id = $1")
-            .bind(id)
-            .execute(&self.claims)
-            .await
-            .during("sign-off")?;
+        sqlx::query("DELETE FROM queen.brokers WHERE id = $1").bind(id).execute(&self.claims).timed("sign-off").await?;
         Ok(())
     }
 
@@ -49,8 +45,8 @@ impl Store {
             .bind(CHANNEL)
             .bind(payloads)
             .execute(&self.claims)
-            .await
-            .during("notify")?;
+            .timed("notify")
+            .await?;
         Ok(())
     }
 

@@ -7,9 +7,9 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgExecutor, Postgres, Row, Transaction};
 use uuid::Uuid;
 
-use super::error::{During, StoreResult};
+use super::Store;
+use super::error::{During, StoreResult, Timed};
 use super::messages::{self, SegmentRow, Span};
-use super::{Store, StoreError};
 use crate::ids::{GroupId, LeaseId, LeaseScope, Offset, PartitionId};
 
 /// Longest lease in seconds (`spec/push-pop.md` §14 no. 14): guards the date arithmetic.
@@ -182,7 +182,7 @@ impl Store {
 
     /// Opens the transaction of an `autoAck` pop.
     pub async fn begin_auto_ack(&self) -> StoreResult<AutoAckTx> {
-        Ok(AutoAckTx { tx: self.pool.begin().await.map_err(|e| StoreError::from_sqlx("pop", e))? })
+        Ok(AutoAckTx { tx: self.pool.begin().timed("begin of pop").await? })
     }
 
     /// Lists the partitions of a lease that spans several, so that it can be extended from any broker.
@@ -196,8 +196,8 @@ impl Store {
         .bind(ids)
         .bind(seconds as f64)
         .execute(&self.claims)
-        .await
-        .during("recording a lease")?;
+        .timed("recording a lease")
+        .await?;
         Ok(())
     }
 
@@ -210,8 +210,8 @@ impl Store {
         )
         .bind(rows_max)
         .execute(&self.pool)
-        .await
-        .during("purging leases")?;
+        .timed("purging leases")
+        .await?;
         Ok(done.rows_affected())
     }
 
@@ -227,8 +227,8 @@ impl Store {
             .bind(worker.0)
             .bind(seconds as f64)
             .fetch_optional(&self.pool)
-            .await
-            .during("extending a lease")?
+            .timed("extending a lease")
+            .await?
             .unwrap_or_default(),
         };
         let row = sqlx::query(
@@ -247,8 +247,8 @@ impl Store {
         .bind(worker.0)
         .bind(seconds as f64)
         .fetch_one(&self.pool)
-        .await
-        .during("extending a lease")?;
+        .timed("extending a lease")
+        .await?;
         Ok(Extended {
             partitions: one.into_iter().map(PartitionId).collect(),
             renewed: row.try_get("renewed").during("extending a lease")?,
@@ -281,8 +281,8 @@ impl Store {
         .bind(ids)
         .bind(ends)
         .execute(&self.pool)
-        .await
-        .during("shrinking a lease")?;
+        .timed("shrinking a lease")
+        .await?;
         Ok(())
     }
 
@@ -305,8 +305,8 @@ impl Store {
         .bind(group.0)
         .bind(ids)
         .execute(&self.pool)
-        .await
-        .during("sealing cursors")?;
+        .timed("sealing cursors")
+        .await?;
         Ok(())
     }
 
@@ -322,8 +322,8 @@ impl Store {
         .bind(ids)
         .bind(group.0)
         .fetch_one(&self.pool)
+        .timed("counting deliverable messages")
         .await
-        .during("counting deliverable messages")
     }
 }
 
@@ -351,14 +351,14 @@ impl AutoAckTx {
         .bind(ids)
         .bind(ends)
         .execute(&mut *self.tx)
-        .await
-        .during("shrinking an automatic ack")?;
+        .timed("shrinking an automatic ack")
+        .await?;
         Ok(())
     }
 
     /// Commits cursor and reading together.
     pub async fn commit(self) -> StoreResult<()> {
-        self.tx.commit().await.during("commit of pop")
+        self.tx.commit().timed("commit of pop").await
     }
 }
 
@@ -379,8 +379,8 @@ async fn run_claim<'e>(
         .bind(f64::from(request.window_seconds))
         .bind(request.window_messages)
         .fetch_all(executor)
-        .await
-        .during("claiming")?;
+        .timed("claiming")
+        .await?;
     rows.iter().map(outcome_of).collect::<Result<_, _>>().during("claiming")
 }
 

@@ -7,7 +7,7 @@ use sqlx::{Postgres, Row};
 use uuid::Uuid;
 
 use super::Store;
-use super::error::{During, StoreResult};
+use super::error::{During, StoreResult, Timed};
 use crate::ids::{Offset, PartitionId, QueueId};
 
 /// The segment that holds a message, with the names that a dead letter keeps.
@@ -91,8 +91,8 @@ impl Store {
         .bind(partition.0)
         .bind(offset.0)
         .fetch_optional(&self.pool)
-        .await
-        .during("reading a message")?;
+        .timed("reading a message")
+        .await?;
         let Some(row) = row else { return Ok(None) };
         let read = || {
             Ok(LetterSource {

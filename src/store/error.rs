@@ -1,6 +1,13 @@
 //! What can go wrong between the broker and PostgreSQL, sorted by what the caller may do about it.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use metrics::{Histogram, histogram};
 use thiserror::Error;
+
+use crate::metrics::{OTHER, STATEMENT_SECONDS_TOTAL, STATEMENTS, STORE_ERRORS};
 
 /// A failed statement, commit or checkout.
 #[derive(Debug, Error)]
@@ -67,6 +74,17 @@ impl StoreError {
         }
     }
 
+    /// Counts it by kind.
+    pub(crate) fn count(&self) {
+        let kind = match self {
+            StoreError::Unavailable(_) => "unavailable",
+            StoreError::OutcomeUnknown { .. } => "outcome_unknown",
+            StoreError::Refused { .. } => "refused",
+            StoreError::Corrupt { .. } => "corrupt",
+        };
+        metrics::counter!(STORE_ERRORS, "kind" => kind).increment(1);
+    }
+
     /// A statement that was sent and never answered.
     pub fn no_answer(during: &'static str) -> StoreError {
         let source = sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut));
@@ -111,9 +129,36 @@ pub(crate) trait During<T> {
 
 impl<T> During<T> for Result<T, sqlx::Error> {
     fn during(self, during: &'static str) -> StoreResult<T> {
-        self.map_err(|error| StoreError::from_sqlx(during, error))
+        self.map_err(|error| {
+            let error = StoreError::from_sqlx(during, error);
+            error.count();
+            error
+        })
     }
 }
+
+/// Adds to a round trip what it does, and how long it takes to the histogram of that.
+pub(crate) trait Timed<T>: Future<Output = Result<T, sqlx::Error>> + Sized {
+    /// Runs the round trip; classifies its error as one met while doing `during`, one of `metrics::STATEMENTS`.
+    fn timed(self, during: &'static str) -> impl Future<Output = StoreResult<T>> {
+        async move {
+            let started = Instant::now();
+            let done = self.await;
+            let statements = &*STATEMENT_SECONDS;
+            if let Some(seconds) = statements.get(during).or_else(|| statements.get(OTHER)) {
+                seconds.record(started.elapsed().as_secs_f64());
+            }
+            done.during(during)
+        }
+    }
+}
+
+impl<T, F: Future<Output = Result<T, sqlx::Error>>> Timed<T> for F {}
+
+static STATEMENT_SECONDS: LazyLock<HashMap<&'static str, Histogram>> = LazyLock::new(|| {
+    let handle = |name: &&'static str| (*name, histogram!(STATEMENT_SECONDS_TOTAL, "statement" => *name));
+    STATEMENTS.iter().map(handle).collect()
+});
 
 #[cfg(test)]
 impl StoreError {

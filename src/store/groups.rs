@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 
 use super::Store;
-use super::error::{During, StoreResult};
+use super::error::{During, StoreResult, Timed};
 use crate::ids::{GroupId, PartitionId, QueueId};
 
 /// Where a group's cursor of a partition begins.
@@ -36,8 +36,8 @@ impl Store {
         .bind(queue.0)
         .bind(name)
         .fetch_optional(&self.pool)
-        .await
-        .during("finding a group")?;
+        .timed("finding a group")
+        .await?;
         row.map(|row| Ok(GroupRow { id: GroupId(row.try_get("id")?), registered: row.try_get("registered")? }))
             .transpose()
             .during("finding a group")
@@ -66,8 +66,8 @@ impl Store {
         .bind(mode)
         .bind(at)
         .fetch_optional(&self.pool)
-        .await
-        .during("registering a group")?;
+        .timed("registering a group")
+        .await?;
         Ok(id.map(|id| GroupRow { id: GroupId(id), registered: true }))
     }
 
@@ -81,8 +81,8 @@ impl Store {
         .bind(queue.0)
         .bind(name)
         .execute(&self.pool)
-        .await
-        .during("creating a group")?;
+        .timed("creating a group")
+        .await?;
         self.find_group(queue, name).await
     }
 
@@ -120,8 +120,8 @@ impl Store {
         .bind(mode)
         .bind(at)
         .execute(&self.claims)
-        .await
-        .during("seeding cursors")?;
+        .timed("seeding cursors")
+        .await?;
         Ok(())
     }
 }

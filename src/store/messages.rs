@@ -4,10 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{Postgres, Row, Transaction};
 
-use super::error::{During, StoreResult};
+use super::Store;
+use super::error::{During, StoreResult, Timed};
 use super::partitions::{self, LockedPartition, PartitionKey};
 use super::queues::corrupt;
-use super::{Store, StoreError};
 use crate::ids::{Offset, PartitionId, TransactionHash};
 
 /// A segment about to be stored. Its offsets are allocated: the partition is locked by the same transaction.
@@ -71,7 +71,7 @@ pub struct AppendTx {
 impl Store {
     /// Opens the transaction of one push flush.
     pub async fn begin_append(&self) -> StoreResult<AppendTx> {
-        Ok(AppendTx { tx: self.pool.begin().await.map_err(|e| StoreError::from_sqlx("push", e))? })
+        Ok(AppendTx { tx: self.pool.begin().timed("begin of push").await? })
     }
 
     /// The segments that cover the spans, by partition and offset. Stops once `bytes_max` payload bytes of a partition
@@ -106,8 +106,8 @@ impl AppendTx {
         .bind(from)
         .bind(windows)
         .fetch_all(&mut *self.tx)
-        .await
-        .during("deduplication probe")?;
+        .timed("deduplication probe")
+        .await?;
         rows.iter().map(stored_hashes_of).collect()
     }
 
@@ -131,8 +131,8 @@ impl AppendTx {
         .bind(offsets)
         .bind(windows)
         .fetch_all(&mut *self.tx)
-        .await
-        .during("deduplication probe")?;
+        .timed("deduplication probe")
+        .await?;
         rows.iter().map(stored_hashes_of).collect()
     }
 
@@ -182,8 +182,8 @@ impl AppendTx {
         .bind(hashes)
         .bind(frames)
         .fetch_one(&mut *self.tx)
-        .await
-        .during("storing segments")?;
+        .timed("storing segments")
+        .await?;
         let mut partitions = ids;
         partitions.sort_unstable();
         partitions.dedup();
@@ -195,12 +195,12 @@ impl AppendTx {
 
     /// Makes the flush durable.
     pub async fn commit(self) -> StoreResult<()> {
-        self.tx.commit().await.during("commit of push")
+        self.tx.commit().timed("commit of push").await
     }
 
     /// Gives the flush up.
     pub async fn rollback(self) -> StoreResult<()> {
-        self.tx.rollback().await.during("rollback of push")
+        self.tx.rollback().timed("rollback of push").await
     }
 }
 
@@ -250,8 +250,8 @@ pub(super) async fn read_segments<'e>(
     .bind(last)
     .bind(bytes_max)
     .fetch_all(executor)
-    .await
-    .during("reading segments")?;
+    .timed("reading segments")
+    .await?;
     rows.iter()
         .map(|row| {
             let count: i32 = row.try_get("message_count")?;

@@ -19,7 +19,7 @@ pub use error::{StoreError, StoreResult};
 use sqlx::PgPool;
 
 use crate::ids::IdSpace;
-use error::During;
+use error::Timed;
 
 /// The connections to one migrated database. A cheap clone.
 #[derive(Clone, Debug)]
@@ -37,8 +37,8 @@ impl Store {
     pub async fn open(pool: PgPool, claims: PgPool) -> StoreResult<Store> {
         let (tag, secret): (i64, i64) = sqlx::query_as("SELECT id_tag, id_secret FROM queen.meta")
             .fetch_one(&pool)
-            .await
-            .during("reading queen.meta")?;
+            .timed("reading queen.meta")
+            .await?;
         Ok(Store { pool, claims, ids: IdSpace::new(tag, secret) })
     }
 
@@ -49,12 +49,17 @@ impl Store {
 
     /// A real round trip, for health checks.
     pub async fn ping(&self) -> StoreResult<()> {
-        sqlx::query("SELECT 1").execute(&self.pool).await.during("ping").map(|_| ())
+        sqlx::query("SELECT 1").execute(&self.pool).timed("ping").await.map(|_| ())
     }
 
     /// Pooled connections now: (open, idle).
     pub fn pool_size(&self) -> (u32, usize) {
         (self.pool.size() + self.claims.size(), self.pool.num_idle() + self.claims.num_idle())
+    }
+
+    /// Pooled connections that may be open.
+    pub fn pool_max(&self) -> u32 {
+        self.pool.options().get_max_connections() + self.claims.options().get_max_connections()
     }
 
     /// Closes both pools after their checked-out connections came back.

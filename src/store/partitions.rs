@@ -3,7 +3,7 @@
 use sqlx::{PgConnection, Row};
 
 use super::Store;
-use super::error::{During, StoreResult};
+use super::error::{During, StoreResult, Timed};
 use crate::ids::{GroupId, Offset, PartitionId, QueueId};
 
 /// Names one partition before its key is known.
@@ -52,8 +52,8 @@ impl Store {
         .bind(queues)
         .bind(names)
         .execute(&self.pool)
-        .await
-        .during("creating partitions")?;
+        .timed("creating partitions")
+        .await?;
         Ok(())
     }
 
@@ -64,8 +64,8 @@ impl Store {
                 .bind(queue.0)
                 .bind(name)
                 .fetch_optional(&self.pool)
-                .await
-                .during("finding a partition")?;
+                .timed("finding a partition")
+                .await?;
         Ok(id.map(PartitionId))
     }
 
@@ -95,8 +95,8 @@ impl Store {
         .bind(after)
         .bind(limit)
         .fetch_all(&self.pool)
-        .await
-        .during("paging partitions")?;
+        .timed("paging partitions")
+        .await?;
         rows.iter()
             .map(|row| {
                 Ok(PartitionCandidate {
@@ -121,8 +121,8 @@ pub(super) async fn lock(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreR
     .bind(queues)
     .bind(names)
     .fetch_all(tx)
-    .await
-    .during("locking partitions")?;
+    .timed("locking partitions")
+    .await?;
     rows.iter()
         .map(|row| {
             Ok(LockedPartition {

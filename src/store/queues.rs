@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::error::{During, StoreResult};
+use super::error::{During, StoreResult, Timed};
 use super::{Store, StoreError};
 use crate::ids::QueueId;
 
@@ -147,8 +147,8 @@ impl Store {
         let rows = sqlx::query(select_queues!("WHERE tenant = queen.default_tenant() AND name = ANY($1)"))
             .bind(names)
             .fetch_all(&self.pool)
-            .await
-            .during("finding queues")?;
+            .timed("finding queues")
+            .await?;
         rows.iter().map(queue_of).collect::<Result<_, _>>().during("reading queues")
     }
 
@@ -165,8 +165,8 @@ impl Store {
         .bind(namespace)
         .bind(task)
         .fetch_all(&self.pool)
-        .await
-        .during("finding queues by label")?;
+        .timed("finding queues by label")
+        .await?;
         rows.iter().map(queue_of).collect::<Result<_, _>>().during("reading queues")
     }
 
@@ -180,26 +180,31 @@ impl Store {
         )
         .bind(names)
         .execute(&self.pool)
-        .await
-        .during("creating queues")?;
+        .timed("creating queues")
+        .await?;
         Ok(())
     }
 
     /// Creates the queue or overwrites its options with what `change` makes of the present ones, serialised by the
     /// row lock.
-    pub async fn configure_queue(
+    ///
+    /// An error of `change` is handed back and nothing is written.
+    pub async fn configure_queue<E>(
         &self,
         name: &str,
-        change: impl FnOnce(Option<QueueOptions>) -> QueueOptions,
-    ) -> StoreResult<QueueRow> {
-        let mut tx = self.pool.begin().await.during("configure")?;
+        change: impl FnOnce(Option<QueueOptions>) -> Result<QueueOptions, E>,
+    ) -> StoreResult<Result<QueueRow, E>> {
+        let mut tx = self.pool.begin().timed("configure").await?;
         let present = sqlx::query(select_queues!("WHERE tenant = queen.default_tenant() AND name = $1 FOR UPDATE"))
             .bind(name)
             .fetch_optional(&mut *tx)
-            .await
-            .during("configure")?;
+            .timed("configure")
+            .await?;
         let present = present.as_ref().map(queue_of).transpose().during("configure")?;
-        let o = change(present.map(|row| row.options));
+        let o = match change(present.map(|row| row.options)) {
+            Ok(options) => options,
+            Err(refused) => return Ok(Err(refused)),
+        };
         let row = sqlx::query(
             "INSERT INTO queen.queues (name, namespace, task, lease_time, retry_limit, retry_delay, \
                dead_letter_queue, dlq_after_max_retries, delayed_processing, window_buffer, min_pop_wait_time, \
@@ -244,27 +249,27 @@ impl Store {
         .bind(o.ttl)
         .bind(o.max_size)
         .fetch_one(&mut *tx)
-        .await
-        .during("configure")?;
-        tx.commit().await.during("commit of configure")?;
-        Ok(QueueRow {
+        .timed("configure")
+        .await?;
+        tx.commit().timed("commit of configure").await?;
+        Ok(Ok(QueueRow {
             id: QueueId(row.try_get("id").during("configure")?),
             name: name.to_owned(),
             options: o,
             created_at: row.try_get("created_at").during("configure")?,
-        })
+        }))
     }
 
     /// Removes a queue and everything keyed to it, in one transaction (`spec/admin.md` §4.5). Answers its key, or
     /// `None` if no such queue exists.
     pub async fn delete_queue(&self, name: &str) -> StoreResult<Option<QueueId>> {
-        let mut tx = self.pool.begin().await.during("queue delete")?;
+        let mut tx = self.pool.begin().timed("queue delete").await?;
         let Some(row) =
             sqlx::query("SELECT id FROM queen.queues WHERE tenant = queen.default_tenant() AND name = $1 FOR UPDATE")
                 .bind(name)
                 .fetch_optional(&mut *tx)
-                .await
-                .during("queue delete")?
+                .timed("queue delete")
+                .await?
         else {
             return Ok(None);
         };
@@ -273,29 +278,31 @@ impl Store {
             sqlx::query_scalar("SELECT id FROM queen.log_partitions WHERE queue_id = $1 ORDER BY id FOR UPDATE")
                 .bind(id)
                 .fetch_all(&mut *tx)
-                .await
-                .during("queue delete")?;
+                .timed("queue delete")
+                .await?;
         for statement in [
             "DELETE FROM queen.log_consumers WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_segments WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_txns WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_partitions WHERE id = ANY($1)",
         ] {
-            sqlx::query(statement).bind(&partitions).execute(&mut *tx).await.during("queue delete")?;
+            sqlx::query(statement).bind(&partitions).execute(&mut *tx).timed("queue delete").await?;
         }
         for statement in [
             "DELETE FROM queen.consumer_groups WHERE queue_id = $1",
             "DELETE FROM queen.dead_letters WHERE queue_id = $1",
             "DELETE FROM queen.queues WHERE id = $1",
         ] {
-            sqlx::query(statement).bind(id).execute(&mut *tx).await.during("queue delete")?;
+            sqlx::query(statement).bind(id).execute(&mut *tx).timed("queue delete").await?;
         }
-        tx.commit().await.during("commit of queue delete")?;
+        tx.commit().timed("commit of queue delete").await?;
         Ok(Some(QueueId(id)))
     }
 }
 
 /// A query result that broke an expectation of this module.
 pub(crate) fn corrupt(table: &'static str, what: impl Into<String>) -> StoreError {
-    StoreError::Corrupt { table, what: what.into() }
+    let error = StoreError::Corrupt { table, what: what.into() };
+    error.count();
+    error
 }

@@ -24,10 +24,10 @@ pub struct AckMeter {
     /// Fast-path hits.
     pub hits: Counter,
     misses: HashMap<Miss, Counter>,
-    /// Rows per flush.
-    pub flush_rows: Histogram,
-    /// Flush latency.
-    pub flush_seconds: Histogram,
+    flushes: Counter,
+    flushed_rows: Counter,
+    flush_rows: Histogram,
+    flush_seconds: Histogram,
     /// Rows that PostgreSQL refused.
     pub refused: Counter,
     /// Flushes that failed.
@@ -64,6 +64,8 @@ impl AckMeter {
         AckMeter {
             hits: counter!(names::ACK_HITS),
             misses: Miss::ALL.into_iter().map(miss).collect(),
+            flushes: counter!(names::BATCHES_FIRED, "op" => "ack"),
+            flushed_rows: counter!(names::BATCH_ITEMS_FIRED, "op" => "ack"),
             flush_rows: histogram!(names::ACK_FLUSH_ROWS),
             flush_seconds: histogram!(names::ACK_FLUSH_SECONDS),
             refused: counter!(names::ACK_REFUSED),
@@ -83,6 +85,14 @@ impl AckMeter {
         if let Some(counter) = self.misses.get(&reason) {
             counter.increment(1);
         }
+    }
+
+    /// A flush has ended.
+    pub fn flushed(&self, rows: usize, took: Duration) {
+        self.flushes.increment(1);
+        self.flushed_rows.increment(rows as u64);
+        self.flush_rows.record(rows as f64);
+        self.flush_seconds.record(took.as_secs_f64());
     }
 
     /// A group was answered.
