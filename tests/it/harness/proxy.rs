@@ -2,7 +2,6 @@
 //! around one kind of statement: those that write an ack.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +25,6 @@ struct Plan {
     cuts: Vec<Cut>,
     refuse: bool,
     held: usize,
-    executions: usize,
 }
 
 struct Shared {
@@ -36,7 +34,6 @@ struct Shared {
 
 /// See the module.
 pub struct Proxy {
-    address: SocketAddr,
     shared: Arc<Shared>,
 }
 
@@ -49,27 +46,33 @@ enum Server {
 impl Proxy {
     /// A proxy in front of the server of this URL, and the URL to reach it by.
     pub async fn before(url: &str) -> (Proxy, String) {
-        let parsed = url::Url::parse(url).unwrap();
-        let host = parsed.query_pairs().find(|(key, _)| key == "host").map(|(_, value)| value.into_owned());
-        let port = parsed.port().unwrap_or(5432);
-        let server = match host {
+        let (address, query) = url.split_once('?').unwrap_or((url, ""));
+        let (scheme, rest) = address.split_once("://").unwrap();
+        let (authority, database) = rest.split_once('/').unwrap();
+        let (user, host) = authority.rsplit_once('@').unwrap_or(("postgres", authority));
+        let port = host.split_once(':').map_or("5432", |(_, port)| port);
+        let socket_dir = query.split('&').find_map(|pair| pair.strip_prefix("host="));
+        let server = match socket_dir {
             Some(dir) => Server::Unix(PathBuf::from(dir).join(format!(".s.PGSQL.{port}"))),
-            None => Server::Tcp(format!("{}:{port}", parsed.host_str().unwrap())),
+            None if host.contains(':') => Server::Tcp(host.to_owned()),
+            None => Server::Tcp(format!("{host}:{port}")),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared { plan: Mutex::default(), go: Notify::new() });
         tokio::spawn(accept(listener, server, shared.clone()));
-        let mut through = parsed;
-        through.set_query(Some("sslmode=disable"));
-        through.set_host(Some("127.0.0.1")).unwrap();
-        through.set_port(Some(address.port())).unwrap();
-        (Proxy { address, shared }, through.to_string())
+        let through = format!("{scheme}://{user}@{address}/{database}?sslmode=disable");
+        (Proxy { shared }, through)
     }
 
     /// What happens to the next executions, one after the other.
     pub fn next(&self, cuts: &[Cut]) {
-        self.shared.plan.lock().unwrap().cuts.extend(cuts.iter().rev());
+        self.shared.plan.lock().unwrap().cuts = cuts.iter().rev().copied().collect();
+    }
+
+    /// Cancels what was to happen to later executions.
+    pub fn forgive(&self) {
+        self.shared.plan.lock().unwrap().cuts.clear();
     }
 
     /// Whether new connections are refused from now on.
@@ -82,19 +85,9 @@ impl Proxy {
         self.shared.plan.lock().unwrap().held
     }
 
-    /// Writing executions seen so far.
-    pub fn executions(&self) -> usize {
-        self.shared.plan.lock().unwrap().executions
-    }
-
     /// Lets go what is held back.
     pub fn let_go(&self) {
         self.shared.go.notify_waiters();
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
     }
 }
 
@@ -197,7 +190,6 @@ fn executes(kind: u8, body: &[u8], ack_statements: &BTreeSet<Vec<u8>>) -> bool {
 
 fn due(shared: &Shared) -> Option<Cut> {
     let mut plan = shared.plan.lock().unwrap();
-    plan.executions += 1;
     plan.cuts.pop()
 }
 
