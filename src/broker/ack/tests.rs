@@ -5,6 +5,7 @@
 pub(crate) mod fake;
 mod faults;
 mod history;
+mod model;
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

@@ -1,13 +1,17 @@
 //! Random histories on three brokers-with-database at once: everything on, fusion off, one at a time with neither.
-//! After every step answers and rows must be the same (I6), and the cursors must obey the model of `ack_decision`.
+//! After every step claims, answers and rows must be the same (I6), and what a model says that remembers the fate of every
+//! message (I1, I4, I5).
 //!
 //! In each world a second broker without any registry works on the same store: what it does, the first one cannot see.
 //! `REGENT_HISTORIES` sets how many are run (default 400).
+
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
 use super::fake::{Flaw, Options, World};
+use super::model::{Model, Said};
 use super::*;
 use crate::broker::ack_decision::Signal;
 
@@ -108,6 +112,7 @@ struct Run<'a> {
     first_partition: i64,
     leases: Vec<Vec<Lease>>,
     minted: u128,
+    model: Model,
 }
 
 impl Run<'_> {
@@ -118,6 +123,7 @@ impl Run<'_> {
                 for side in self.sides {
                     side.store.push(self.first_partition + partition, ids.clone());
                 }
+                self.model.push(self.first_partition + partition, &ids);
             }
             Op::Pop { partition, group, batch, known } => {
                 self.pop(self.first_partition + partition, *group, *batch, *known)?
@@ -132,18 +138,30 @@ impl Run<'_> {
                         side.broker.extended(lease.worker, &[PartitionId(lease.partition)], until);
                     }
                 }
+                self.model.extend(lease.partition, lease.worker, 300);
             }
-            Op::Wait { ms } => self.sides.iter().for_each(|side| side.store.world().now += ms),
+            Op::Wait { ms } => {
+                self.sides.iter().for_each(|side| side.store.world().now += ms);
+                self.model.wait(*ms);
+            }
             Op::Seek { partition, group, to } => {
                 let partition = self.first_partition + partition;
+                // As the route does: never past the end of the partition.
+                let to = (*to).min(self.sides[0].store.world().logs[&partition].next() - 1);
                 for side in self.sides {
-                    side.store.seek(partition, group_id(GROUPS[*group]), *to);
+                    side.store.seek(partition, group_id(GROUPS[*group]), to);
                     side.broker.forget_lease(PartitionId(partition), GroupId(group_id(GROUPS[*group])));
                 }
+                self.model.seek(partition, group_id(GROUPS[*group]), to);
             }
-            Op::Purge { partition, to } => self.each_log(*partition, |log| log.txns_start = log.txns_start.max(*to)),
+            Op::Purge { partition, to } => {
+                let to = (*to).min(self.sides[0].store.world().logs[&(self.first_partition + partition)].next());
+                self.each_log(*partition, |log| log.txns_start = log.txns_start.max(to));
+                self.model.purge(self.first_partition + partition, to);
+            }
             Op::Retain { partition, to } => {
                 self.each_log(*partition, |log| log.log_start = (*to).min(log.next()).max(log.log_start));
+                self.model.retain(self.first_partition + partition, *to);
             }
         }
         Ok(())
@@ -167,6 +185,7 @@ impl Run<'_> {
             }
             claims.push(claim);
         }
+        claims.push(self.model.claim(partition, group_id(name), holder, batch, 100));
         prop_assert!(claims.windows(2).all(|pair| pair[0] == pair[1]), "claims differ: {claims:?}");
         if let Some((.., ids)) = claims.swap_remove(0) {
             self.leases[group].push(Lease { partition, worker: holder, ids });
@@ -176,31 +195,28 @@ impl Run<'_> {
 
     async fn ack(&mut self, group: usize, refs: &[LeaseRef], known: bool, picks: &[Pick]) -> Result<(), TestCaseError> {
         let held = &self.leases[group];
-        let mut items = Vec::new();
+        let mut said = Vec::new();
         for LeaseRef { nth_last, claim } in refs {
             let Some(lease) = held.iter().rev().nth(*nth_last) else { continue };
-            let said = match claim {
+            let claim = match claim {
                 0 => LeaseClaim::Absent,
                 1 => LeaseClaim::Foreign,
                 2 => LeaseClaim::Id(worker(u128::MAX)),
                 _ => LeaseClaim::Id(lease.worker),
             };
+            let mut say = |id: &str, status| {
+                let reason = (said.len() % 3 == 0).then(|| format!("reason {}", said.len()));
+                said.push(Said { partition: lease.partition, id: id.to_owned(), claim, status, reason });
+            };
             for pick in picks {
                 match pick {
-                    Pick::Whole => {
-                        items.extend(lease.ids.iter().map(|id| item(lease.partition, id, said, AckStatus::Completed)));
-                    }
-                    Pick::One(nth, kind) => {
-                        let id = &lease.ids[nth % lease.ids.len()];
-                        items.push(item(lease.partition, id, said, status(*kind)));
-                    }
-                    Pick::Id(id, kind) => items.push(item(lease.partition, &format!("m{id}"), said, status(*kind))),
+                    Pick::Whole => lease.ids.iter().for_each(|id| say(id, AckStatus::Completed)),
+                    Pick::One(nth, kind) => say(&lease.ids[nth % lease.ids.len()], status(*kind)),
+                    Pick::Id(id, kind) => say(&format!("m{id}"), status(*kind)),
                 }
             }
         }
-        for (nth, item) in items.iter_mut().enumerate() {
-            item.reason = (nth % 3 == 0).then(|| format!("reason {nth}").into());
-        }
+        let items: Vec<AckItem> = said.iter().map(Said::item).collect();
         let mut told: Vec<Vec<AckAnswer>> = Vec::new();
         for side in self.sides {
             let broker = if known { &side.broker } else { &side.peer };
@@ -209,21 +225,24 @@ impl Run<'_> {
         for other in &told[1..] {
             prop_assert_eq!(&told[0], other, "answers differ");
         }
+        prop_assert_eq!(&told[0], &self.model.ack(GROUPS[group], &said), "answers are not the model's");
         self.same_rows()
     }
 
     fn same_rows(&self) -> Result<(), TestCaseError> {
         let (first, end) = (self.first_partition, self.first_partition + PARTITIONS);
         let view = |world: &World| {
-            let rows: Vec<_> =
+            let rows: BTreeMap<_, _> =
                 world.rows.range((first, i32::MIN)..(end, i32::MIN)).map(|(key, row)| (*key, row.clone())).collect();
-            let letters: Vec<_> = world.letters.range(first..end).map(|(_, letters)| letters.clone()).collect();
+            let letters: BTreeMap<_, _> =
+                world.letters.range(first..end).map(|(partition, letters)| (*partition, letters.clone())).collect();
             (rows, letters)
         };
         let views: Vec<_> = self.sides.iter().map(|side| view(&side.store.world())).collect();
         for other in &views[1..] {
             prop_assert_eq!(&views[0], other, "rows differ");
         }
+        prop_assert_eq!(&views[0], &self.model.rows(), "rows are not the model's");
         Ok(())
     }
 }
@@ -250,7 +269,8 @@ fn check(sides: &[Side], runtime: &tokio::runtime::Runtime, cases: u32, persist:
         for side in sides {
             (0..PARTITIONS).for_each(|p| side.store.create(first_partition + p, options));
         }
-        let mut run = Run { sides, first_partition, leases: vec![Vec::new(); GROUPS.len()], minted: 0 };
+        let model = Model::new(sides[0].store.world().now, options, first_partition..first_partition + PARTITIONS);
+        let mut run = Run { sides, first_partition, leases: vec![Vec::new(); GROUPS.len()], minted: 0, model };
         runtime.block_on(async {
             for op in &ops {
                 run.step(op).await?;
