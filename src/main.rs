@@ -28,8 +28,13 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fatal(&error),
     };
-    match runtime.block_on(run(config)) {
-        Ok(()) => ExitCode::SUCCESS,
+    let ended = runtime.block_on(run(config));
+    drop(runtime);
+    match ended {
+        Ok(()) => {
+            tracing::info!("shutdown complete");
+            ExitCode::SUCCESS
+        }
         Err(error) => fatal(&format_args!("{error:#}")),
     }
 }

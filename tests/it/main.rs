@@ -17,4 +17,6 @@ mod order;
 mod pop;
 mod push;
 mod queue;
+mod schema;
 mod several_brokers;
+mod tls;

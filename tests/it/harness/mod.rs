@@ -23,6 +23,7 @@ pub use postgres::{Database, empty_database};
 pub use process::BrokerProcess;
 pub use raw_http::{exchange, hang_up, open};
 pub use rows::Cursor;
+pub use server::{Server, Tls};
 
 use std::time::Duration;
 
