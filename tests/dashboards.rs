@@ -32,8 +32,8 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
 
 fn family(name: &str) -> &str {
     let of_histogram = |stem: &&str| ALL.iter().any(|metric| metric.name == *stem && metric.kind == Kind::Histogram);
-    let stems = ["_bucket", "_sum", "_count"].iter().filter_map(|suffix| name.strip_suffix(suffix));
-    stems.filter(of_histogram).next().unwrap_or(name)
+    let mut stems = ["_bucket", "_sum", "_count"].iter().filter_map(|suffix| name.strip_suffix(suffix));
+    stems.find(of_histogram).unwrap_or(name)
 }
 
 fn undeclared(text: &str) -> Vec<String> {

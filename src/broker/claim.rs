@@ -99,9 +99,12 @@ impl<'a> Claimer<'a> {
         auto: &mut Option<AutoAckTx>,
         claims: &mut Claims<'a>,
     ) -> BrokerResult<()> {
+        // As many candidates as may be claimed; more after a miss, so that a run of stale ones is soon behind.
+        let mut spread = 1;
         while !budget.is_spent() {
-            let count = budget.partitions.min(CANDIDATES_MAX).min(budget.messages) as usize;
-            let mut taken = self.ready.take(group, count).await?;
+            let count = (budget.partitions.min(budget.messages) * spread).min(CANDIDATES_MAX);
+            spread = (spread * 2).min(CANDIDATES_MAX);
+            let mut taken = self.ready.take(group, count as usize).await?;
             if taken.partitions().is_empty() {
                 return Ok(());
             }

@@ -1,18 +1,22 @@
 //! Queue options out of a configure request: defaults, casts, clamps (`spec/push-pop.md` §5).
 
 use serde_json::{Map, Value};
+use thiserror::Error;
 
 use super::queue::Queue;
 use crate::store::queues::QueueOptions;
 
-/// A refused request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A refused request. The texts are the wire's.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ConfigureError {
     /// `queue` is missing or no string.
+    #[error("queue is required")]
     QueueRequired,
     /// `mode` is neither of the two words; carries what was sent.
+    #[error("mode must be \"merge\" or \"replace\", got {0}")]
     Mode(String),
     /// An option's value cannot be stored.
+    #[error("{name} {why}")]
     Option {
         /// The option.
         name: &'static str,

@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
 use ack::{AckAnswer, AckItem, AckPipeline};
-use configure::{ConfigureError, ConfigureRequest};
+use configure::ConfigureRequest;
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
 pub use figures::Figures;
@@ -154,17 +154,9 @@ impl Broker {
 
     /// `POST /api/v1/configure`.
     pub async fn configure(&self, request: &ConfigureRequest) -> BrokerResult<Queue> {
-        let apply = |present| request.apply(present);
-        // Parsing has applied the request once, so it cannot fail here unless a stored value is out of its range.
-        let queue = self
-            .queues
-            .configure(&request.queue, |present| match apply(present) {
-                Ok(options) => options,
-                Err(ConfigureError::QueueRequired | ConfigureError::Mode(_) | ConfigureError::Option { .. }) => {
-                    crate::store::queues::QueueOptions::default()
-                }
-            })
-            .await?;
+        // Parsing has applied the request to nothing; applied to what the queue has, a stored value may still refuse it.
+        let configured = self.queues.configure(&request.queue, |present| request.apply(present)).await?;
+        let queue = configured.map_err(|error| BrokerError::Invalid(error.to_string()))?;
         self.ready.reconsider(queue.id);
         self.peers.configured(&queue.name);
         Ok(queue)

@@ -15,8 +15,9 @@ use super::meter::meter;
 use super::parking::{Parked, Parking};
 use super::queue::{self, Queue, QueueDirectory};
 use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
+use super::ready_group::Release;
 use super::settings::BrokerSettings;
-use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::ids::{GroupId, LeaseId, Offset, PartitionId};
 use crate::store::Store;
 use crate::store::cursors::AutoAckTx;
 use crate::store::groups::StartAt;
@@ -147,7 +148,6 @@ impl PopPath {
     }
 
     async fn attempt(&self, request: &PopRequest, create: bool, deadline: Instant) -> BrokerResult<Attempt> {
-        let _permit = self.parking.claim_permit(&self.claims).await?;
         match &request.scope {
             Scope::Queue(name) => {
                 let queue = match self.queues.find(name).await? {
@@ -201,6 +201,7 @@ impl PopPath {
         if let ([(group, queue)], true) = (groups.as_slice(), keys.is_empty()) {
             self.wait_for_more(request, queue, group, deadline).await?;
         }
+        let _permit = self.parking.claim_permit(&self.claims).await?;
         let mut budget = Budget { messages: request.batch, partitions: request.partitions };
         let mut auto = self.begin(request).await?;
         let worker = (request.partitions > 1).then(|| self.store.ids().lease_on_many());
@@ -234,6 +235,7 @@ impl PopPath {
             return Ok(Attempt::nothing_but(vec![WakeKey::Known(partition)]));
         };
         let start = request.subscription.start(&request.group, self.settings.subscription_default);
+        let _permit = self.parking.claim_permit(&self.claims).await?;
         let claimer = self.claimer(request, &queue, None, start);
         let mut budget = Budget { messages: request.batch, partitions: 1 };
         let mut auto = self.begin(request).await?;
@@ -288,8 +290,7 @@ impl PopPath {
                 let segments = tx.read_segments(&spans, bytes_max).await?;
                 let delivered = delivery::deliver(owned, segments)?;
                 for (group, ends) in by_group(&delivered) {
-                    let back: Vec<_> =
-                        ends.into_iter().map(|(p, end, committed)| (p, end.unwrap_or(committed))).collect();
+                    let back: Vec<_> = ends.iter().map(|s| (s.partition, s.end.unwrap_or(s.committed))).collect();
                     tx.shrink(group, &back).await?;
                 }
                 tx.commit().await?;
@@ -322,24 +323,21 @@ impl PopPath {
     async fn shrink_leases(&self, delivered: &[Delivered]) -> BrokerResult<()> {
         for (group, ends) in by_group(delivered) {
             let worker = delivered.iter().find(|d| d.span.group == group).map(|d| d.span.claimed.worker);
-            let ends: Vec<_> = ends.into_iter().map(|(p, end, _)| (p, end)).collect();
+            let ends: Vec<_> = ends.iter().map(|s| (s.partition, s.end)).collect();
             if let Some(worker) = worker {
                 self.store.shrink_leases(group, worker, &ends).await?;
             }
             for part in delivered.iter().filter(|d| d.span.group == group && d.shrunk().is_some()) {
-                let release = if part.end.is_none() {
-                    super::ready_group::Release::Redeliver
-                } else {
-                    continue;
-                };
-                self.ready.released(group, part.span.claimed.partition, release);
+                if part.end.is_none() {
+                    self.ready.released(group, part.span.claimed.partition, Release::Redeliver);
+                }
             }
         }
         Ok(())
     }
 
     /// `minPopWaitTime`: an under-full waiting pop of several messages gives more of them time to come. It holds no
-    /// lease, no connection and no lock meanwhile (`spec/push-pop.md` §6.3).
+    /// lease, no connection, no lock and no turn to claim meanwhile (`spec/push-pop.md` §6.3).
     async fn wait_for_more(
         &self,
         request: &PopRequest,
@@ -376,14 +374,22 @@ impl PopPath {
     }
 }
 
-/// The spans whose delivery ended early, by group: (partition, end, cursor at the claim).
-fn by_group(
-    delivered: &[Delivered],
-) -> Vec<(GroupId, Vec<(PartitionId, Option<crate::ids::Offset>, crate::ids::Offset)>)> {
-    let mut groups: Vec<(GroupId, Vec<_>)> = Vec::new();
+/// A span whose delivery ended early.
+struct Shrunk {
+    partition: PartitionId,
+    /// Last offset delivered, if any.
+    end: Option<Offset>,
+    /// Cursor at the claim.
+    committed: Offset,
+}
+
+/// The spans whose delivery ended early, by group.
+fn by_group(delivered: &[Delivered]) -> Vec<(GroupId, Vec<Shrunk>)> {
+    let mut groups: Vec<(GroupId, Vec<Shrunk>)> = Vec::new();
     for part in delivered {
         let Some(end) = part.shrunk() else { continue };
-        let row = (part.span.claimed.partition, end, part.span.claimed.committed);
+        let claimed = &part.span.claimed;
+        let row = Shrunk { partition: claimed.partition, end, committed: claimed.committed };
         match groups.iter_mut().find(|(id, _)| *id == part.span.group) {
             Some((_, rows)) => rows.push(row),
             None => groups.push((part.span.group, vec![row])),

@@ -88,13 +88,13 @@ impl QueueDirectory {
     }
 
     /// Writes options and refreshes the cache, so that the next push and pop here obey them.
-    pub async fn configure(
+    pub async fn configure<E>(
         &self,
         name: &str,
-        change: impl FnOnce(Option<QueueOptions>) -> QueueOptions,
-    ) -> BrokerResult<Queue> {
+        change: impl FnOnce(Option<QueueOptions>) -> Result<QueueOptions, E>,
+    ) -> BrokerResult<Result<Queue, E>> {
         let row = self.store.configure_queue(name, change).await?;
-        Ok(self.remember(row))
+        Ok(row.map(|row| self.remember(row)))
     }
 
     /// Forgets what is cached under a name. Answers the key it had.

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::error::{ApiError, envelope};
+use super::error::ApiError;
 use super::extract::check_name;
 use super::state::AppState;
 use crate::broker::configure::{self, ConfigureError, ConfigureRequest};
@@ -17,13 +17,11 @@ pub async fn configure(State(state): State<AppState>, body: Bytes) -> Result<Res
     let body: Map<String, Value> = serde_json::from_slice(&body).map_err(ApiError::bad_body)?;
     let request = match ConfigureRequest::parse(body) {
         Ok(request) => request,
-        Err(ConfigureError::QueueRequired) => return Ok(envelope(StatusCode::BAD_REQUEST, "queue is required")),
-        Err(ConfigureError::Mode(sent)) => {
-            let text = format!("mode must be \"merge\" or \"replace\", got {sent}");
-            return Ok(envelope(StatusCode::BAD_REQUEST, &text));
-        }
-        Err(ConfigureError::Option { name, why }) => {
-            let body = json!({"error": format!("{name} {why}"), "invalid": name});
+        Err(error) => {
+            let mut body = json!({"error": error.to_string()});
+            if let ConfigureError::Option { name, .. } = error {
+                body["invalid"] = name.into();
+            }
             return Ok((StatusCode::BAD_REQUEST, Json(body)).into_response());
         }
     };

@@ -187,11 +187,13 @@ impl Store {
 
     /// Creates the queue or overwrites its options with what `change` makes of the present ones, serialised by the
     /// row lock.
-    pub async fn configure_queue(
+    ///
+    /// An error of `change` is handed back and nothing is written.
+    pub async fn configure_queue<E>(
         &self,
         name: &str,
-        change: impl FnOnce(Option<QueueOptions>) -> QueueOptions,
-    ) -> StoreResult<QueueRow> {
+        change: impl FnOnce(Option<QueueOptions>) -> Result<QueueOptions, E>,
+    ) -> StoreResult<Result<QueueRow, E>> {
         let mut tx = self.pool.begin().timed("configure").await?;
         let present = sqlx::query(select_queues!("WHERE tenant = queen.default_tenant() AND name = $1 FOR UPDATE"))
             .bind(name)
@@ -199,7 +201,10 @@ impl Store {
             .timed("configure")
             .await?;
         let present = present.as_ref().map(queue_of).transpose().during("configure")?;
-        let o = change(present.map(|row| row.options));
+        let o = match change(present.map(|row| row.options)) {
+            Ok(options) => options,
+            Err(refused) => return Ok(Err(refused)),
+        };
         let row = sqlx::query(
             "INSERT INTO queen.queues (name, namespace, task, lease_time, retry_limit, retry_delay, \
                dead_letter_queue, dlq_after_max_retries, delayed_processing, window_buffer, min_pop_wait_time, \
@@ -247,12 +252,12 @@ impl Store {
         .timed("configure")
         .await?;
         tx.commit().timed("commit of configure").await?;
-        Ok(QueueRow {
+        Ok(Ok(QueueRow {
             id: QueueId(row.try_get("id").during("configure")?),
             name: name.to_owned(),
             options: o,
             created_at: row.try_get("created_at").during("configure")?,
-        })
+        }))
     }
 
     /// Removes a queue and everything keyed to it, in one transaction (`spec/admin.md` §4.5). Answers its key, or

@@ -110,7 +110,7 @@ class Broker:
                 return "GET /api/v1/dlq", rows
         if status not in (404, 405, 501):
             raise SystemExit(f"GET /api/v1/dlq answered {status}: {body}")
-        return "table queen.dead_letters (the route answers 404)", self.dead_letters_by_psql(queue, group)
+        return f"table queen.dead_letters (the route answers {status})", self.dead_letters_by_psql(queue, group)
 
     def dead_letters_by_psql(self, queue, group):
         """The same rows from the embedded cluster, for a broker that has no such route yet."""

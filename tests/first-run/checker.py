@@ -35,6 +35,8 @@ def check_pushes(plan, lines, verdict):
         if line["op"] == "push":
             calls[line["call"]] = line["items"]
             count["push requests"] += 1
+        elif line["op"] == "unsent":
+            count["push requests that found no broker"] += 1
         elif line["op"] in ("lost", "refused"):
             unanswered.update(txn for txn, _ in calls.get(line["call"], ()))
             count["push requests without an answer"] += 1
@@ -94,6 +96,8 @@ class GroupReplay:
                 self.ack_sent(line)
             elif op == "answer" and line["call"] in self.calls:
                 self.ack_answered(self.calls[line["call"]], line["results"])
+            elif op == "unsent":
+                self.unsent(self.calls.get(line["call"], ()))
             elif op in ("lost", "refused") and line["call"] in self.calls:
                 self.ack_lost(self.calls[line["call"]])
             elif op in ("lost", "refused"):
@@ -153,6 +157,11 @@ class GroupReplay:
             if status == "failed":
                 self.nacks_sent[txn] += 1
                 self.lanes[self.plan.airport[txn]].nacked.add(lease)
+
+    def unsent(self, items):
+        self.count["requests that found no broker"] += 1
+        for txn, *_ in items:
+            self.doubt[txn] -= 1
 
     def ack_lost(self, items):
         self.count["ack requests without an answer"] += 1

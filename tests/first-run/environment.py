@@ -26,7 +26,8 @@ def cache_dir():
 
 
 def call(command, **options):
-    print("  $", " ".join(str(word) for word in command).replace(os.path.expanduser("~"), "~"), flush=True)
+    names = [word.name if isinstance(word, pathlib.Path) else word for word in command]
+    print("  $", *names, flush=True)
     subprocess.run([str(word) for word in command], check=True, **options)
 
 
@@ -35,7 +36,7 @@ def client_python():
     home = cache_dir() / f"venv-{plans.CLIENT.replace('==', '-')}-py{sys.version_info[0]}.{sys.version_info[1]}"
     python, ready = home / "bin" / "python", home / "ready"
     if not ready.exists():
-        call([sys.executable, "-m", "venv", home])
+        call([pathlib.Path(sys.executable), "-m", "venv", home])
         # The client imports typing_extensions and asks for it on old Pythons only.
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         call([*pip, plans.CLIENT, "typing_extensions"])

@@ -27,7 +27,7 @@ Profile = collections.namedtuple(
     "once_rate always_rate deadline_seconds",
 )
 FULL = Profile("full", None, None, 10, 2, 100, 8, 20, 500, 0.02, 0.008, 900)
-SMALL = Profile("small", 400, 10, 4, 2, 40, 4, 10, 80, 0.05, 0.04, 55)
+SMALL = Profile("small", 400, 10, 4, 2, 40, 4, 10, 80, 0.05, 0.04, 120)
 PROFILES = {p.name: p for p in (FULL, SMALL)}
 
 

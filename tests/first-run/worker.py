@@ -41,6 +41,9 @@ class JournalTransport(httpx.AsyncBaseTransport):
         try:
             response = await self._inner.handle_async_request(request)
             await response.aread()
+        except httpx.ConnectError as error:  # nothing left this process
+            self._journal.write(op="unsent", call=call, path=path, error=repr(error))
+            raise
         except Exception as error:
             self._journal.write(op="lost", call=call, path=path, error=repr(error))
             raise

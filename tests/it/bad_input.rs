@@ -84,6 +84,32 @@ async fn json_of_the_wrong_shape_is_refused_on_every_route() {
     scene.unharmed("wrong shape").await;
 }
 
+/// An array is not an object whose keys were left out, however well its elements would fit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_array_is_no_object() {
+    let scene = Scene::set().await;
+    for (path, body) in [
+        ("/api/v1/push", r#"[[]]"#),
+        ("/api/v1/push", r#"[[{"queue":"q","payload":1}]]"#),
+        ("/api/v1/push", r#"{"items":[["q","p","t",1]]}"#),
+        ("/api/v1/push", r#"{"items":[["q","p",1,"t"]]}"#),
+        ("/api/v1/push", r#"{"items":[["q",1]]}"#),
+        ("/api/v1/ack/batch", r#"["g",[]]"#),
+        ("/api/v1/ack/batch", r#"[[],"g"]"#),
+        ("/api/v1/ack/batch", r#"[[]]"#),
+        ("/api/v1/ack/batch", r#"{"acknowledgments":[["m","x","completed","g","l","e"]]}"#),
+        ("/api/v1/ack/batch", r#"{"acknowledgments":[[]]}"#),
+        ("/api/v1/ack", r#"["m","x","completed","g","l","e"]"#),
+        ("/api/v1/configure", r#"["fresh",{}]"#),
+        ("/api/v1/configure", r#"["fresh"]"#),
+        ("/api/v1/configure", r#"{"queue":"fresh","options":[1]}"#),
+    ] {
+        let reply = scene.broker.post(path, body).await;
+        assert_eq!(reply.status, 400, "{path} {body}: {}", reply.text);
+    }
+    scene.unharmed("arrays").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn non_uuid_ids_are_answered_per_item() {
     let scene = Scene::set().await;

@@ -11,6 +11,7 @@ mod configure;
 mod crash;
 mod harness;
 mod health;
+mod histories;
 mod lease;
 mod order;
 mod pop;

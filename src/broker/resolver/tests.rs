@@ -75,7 +75,7 @@ proptest! {
         }
         let inside = |n: u128| log.iter().enumerate().map(|(o, h)| (o as i64, *h)).filter(move |(o, h)| *h == n && (low..=high).contains(o));
         for (n, slot) in wanted.iter().zip(&slots) {
-            let want = match (inside(*n).next(), inside(*n).last()) {
+            let want = match (inside(*n).next(), inside(*n).next_back()) {
                 (Some((first, _)), Some((last, _))) => span(first, last),
                 _ => Place::Unresolvable,
             };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{Client, Database};
+use super::{Client, Database, panics};
 
 /// How acks are settled (`spec/ack.md` §7): the answers must be the same on all three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,7 @@ pub struct Broker {
 impl Broker {
     /// Starts a broker on a database.
     pub async fn start(url: &str, road: Road) -> Broker {
+        panics::watch();
         let data_dir = TempDir::with_prefix("regent-it-data-").unwrap();
         let app = regent::app::App::start(config(url, road, data_dir.path())).await.expect("the broker starts");
         let client = Client::new(app.local_addr());
@@ -55,6 +56,7 @@ impl Drop for Broker {
     fn drop(&mut self) {
         if let Some(app) = self.app.take().filter(|_| !std::thread::panicking()) {
             tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(stop(app)));
+            panics::expect_none();
         }
     }
 }

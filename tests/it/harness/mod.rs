@@ -5,6 +5,7 @@ mod client;
 mod eventually;
 mod keys;
 mod message;
+mod panics;
 mod pop;
 mod postgres;
 mod process;

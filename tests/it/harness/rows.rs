@@ -101,13 +101,15 @@ impl Database {
         sqlx::query_scalar("SELECT name FROM queen.queues ORDER BY name").fetch_all(&self.pool).await.unwrap()
     }
 
-    /// Rows per table of the schema: equal before and after means that nothing was written.
+    /// Rows per table of the schema: equal before and after means that nothing was written. Without the brokers' own
+    /// heartbeats.
     pub async fn row_counts(&self) -> BTreeMap<String, i64> {
-        let tables: Vec<String> =
-            sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen'")
-                .fetch_all(&self.pool)
-                .await
-                .unwrap();
+        let tables: Vec<String> = sqlx::query_scalar(
+            "SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen' AND tablename <> 'brokers'",
+        )
+        .fetch_all(&self.pool)
+        .await
+        .unwrap();
         let mut counts = BTreeMap::new();
         for table in tables {
             let sql = AssertSqlSafe(format!("SELECT count(*) FROM queen.{table}"));
@@ -132,6 +134,12 @@ impl Database {
         ] {
             sqlx::query(sql).bind(f64::from(seconds)).execute(&self.pool).await.unwrap();
         }
+    }
+
+    /// Deadlocks of this database since the server started.
+    pub async fn deadlocks(&self) -> i64 {
+        let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
     }
 
     /// A seek by hand: the cursor goes to `committed`, the lease is gone, the budget full.

@@ -1,6 +1,7 @@
 //! One PostgreSQL server per run of the test binary.
 //!
-//! `REGENT_TEST_DATABASE_URL` names an outside server (its role needs CREATEDB). Otherwise a cluster is made under
+//! `REGENT_TEST_DATABASE_URL` names an outside server (its role needs CREATEDB; the databases `regent_it_…` stay there
+//! when the run ends). Otherwise a cluster is made under
 //! `/tmp` and dies with this process: libtest has no teardown, so a small `sh` holds the read end of a pipe whose
 //! write end is ours. When this process ends, however it ends, the pipe closes, and `sh` stops the postmaster that it
 //! started and removes the directory.
@@ -19,8 +20,6 @@ use super::eventually_blocking;
 pub struct Server {
     base: String,
     query: String,
-    /// Whether databases must be dropped one by one: nobody removes an outside server when the run ends.
-    pub outside: bool,
     _lifeline: Option<ChildStdin>,
     _supervisor: Option<Child>,
 }
@@ -44,7 +43,7 @@ impl Server {
         let (address, query) = url.split_once('?').map_or((url, String::new()), |(a, q)| (a, format!("?{q}")));
         let scheme_end = address.find("://").expect("REGENT_TEST_DATABASE_URL must be a URL") + 3;
         let end = address[scheme_end..].find('/').map_or(address.len(), |slash| scheme_end + slash);
-        Server { base: address[..end].to_owned(), query, outside: true, _lifeline: None, _supervisor: None }
+        Server { base: address[..end].to_owned(), query, _lifeline: None, _supervisor: None }
     }
 
     fn start() -> Server {
@@ -91,7 +90,6 @@ kill -QUIT "$server"; wait "$server"; cd /; rm -rf "$2""#;
         Server {
             base: "postgres://postgres@localhost".to_owned(),
             query: format!("?host={}", dir.display()),
-            outside: false,
             _lifeline: lifeline,
             _supervisor: Some(supervisor),
         }

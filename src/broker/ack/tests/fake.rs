@@ -66,15 +66,15 @@ impl Row {
     }
 }
 
-/// A filed message: partition, offset, group, reason, retry count.
-pub(crate) type Letter = (i64, i64, String, String, i32);
+/// A filed message: offset, group, reason, retry count.
+pub(crate) type Letter = (i64, String, String, i32);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     pub(crate) now: i64,
     pub(crate) logs: BTreeMap<i64, Log>,
     pub(crate) rows: BTreeMap<(i64, i32), Row>,
-    pub(crate) letters: Vec<Letter>,
+    pub(crate) letters: BTreeMap<i64, Vec<Letter>>,
     /// Sizes of the advances that were sent, and how many statements wrote at all.
     pub(crate) advances: Vec<usize>,
     pub(crate) settles: usize,
@@ -98,11 +98,11 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// An advance does not compare the cursor with its value at the claim.
-    CursorUnchecked,
+    CursorIgnored,
     /// An advance does not ask whether the lease expired.
-    ExpiryUnchecked,
+    LapsedAccepted,
     /// An advance does not ask whether hashes were purged.
-    PurgeUnchecked,
+    PurgeMissed,
 }
 
 pub(crate) struct FakeStore {
@@ -261,7 +261,8 @@ impl FakeStore {
         }
         if let Some(letter) = letter {
             let (group, reason) = (letter.group_name.clone(), letter.reason.clone());
-            world.letters.push((guard.partition.0, letter.offset.0, group, reason, row.retry_count));
+            let filed = (letter.offset.0, group, reason, row.retry_count);
+            world.letters.entry(guard.partition.0).or_default().push(filed);
         }
         row.consumed += write.committed.0 - row.committed;
         row.committed = write.committed.0;
@@ -289,9 +290,9 @@ impl FakeStore {
             };
             let valid = row.worker == Some(advance.worker)
                 && row.batch_end == Some(advance.batch_end.0)
-                && (row.live(world.now) || self.flaw == Some(Flaw::ExpiryUnchecked))
-                && (row.committed == advance.committed.0 || self.flaw == Some(Flaw::CursorUnchecked))
-                && (log.txns_start <= row.committed + 1 || self.flaw == Some(Flaw::PurgeUnchecked));
+                && (row.live(world.now) || self.flaw == Some(Flaw::LapsedAccepted))
+                && (row.committed == advance.committed.0 || self.flaw == Some(Flaw::CursorIgnored))
+                && (log.txns_start <= row.committed + 1 || self.flaw == Some(Flaw::PurgeMissed));
             if valid {
                 row.consumed += advance.batch_end.0 - row.committed;
                 (row.committed, row.retry_count, row.not_before) = (advance.batch_end.0, 0, None);
