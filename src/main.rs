@@ -12,6 +12,7 @@ use regent::shutdown::Shutdown;
 use regent::telemetry;
 
 fn main() -> ExitCode {
+    regent::process::started();
     let config = match Config::from_process() {
         Ok(config) => config,
         Err(ConfigError::CommandLine(answer)) => {
