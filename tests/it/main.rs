@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod ack;
+mod ack_faults;
 mod bad_input;
 mod configure;
 mod crash;
