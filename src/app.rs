@@ -15,11 +15,12 @@ use crate::broker::Broker;
 use crate::broker::ack::AckSettings;
 use crate::broker::error::BrokerError;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription};
-use crate::config::{Config, SubscriptionMode};
+use crate::config::{Config, PostgresConfig, SubscriptionMode};
 use crate::http::{self, state::AppState};
 use crate::metrics::Kind;
 use crate::shutdown::{Shutdown, Supervisor, count_pass};
 use crate::store::migrate::{self, SchemaError};
+use crate::store::tls::TlsSettings;
 use crate::store::{Store, StoreError};
 
 /// Pause between two tries to reach a database that was away at boot.
@@ -75,6 +76,8 @@ pub struct App {
 struct Pools {
     main: PgPool,
     claims: PgPool,
+    /// Whether this broker may migrate what they lead to.
+    apply_schema: bool,
 }
 
 impl App {
@@ -145,7 +148,6 @@ impl App {
         self.supervisor.stop(Duration::from_secs(5)).await;
         self.pools.claims.close().await;
         self.pools.main.close().await;
-        tracing::info!("shutdown complete");
     }
 }
 
@@ -169,7 +171,12 @@ async fn open_broker(
     shutdown: &Shutdown,
     supervisor: &Supervisor,
 ) -> Result<Broker, StartError> {
-    migrate::apply(&pools.main).await?;
+    if pools.apply_schema {
+        migrate::apply(&pools.main).await?;
+    } else {
+        migrate::verify(&pools.main).await?;
+        tracing::info!("schema: apply skipped, it is the one of this version");
+    }
     let store = Store::open(pools.main.clone(), pools.claims.clone()).await?;
     let broker = Broker::start(store, settings.clone(), shutdown.soft().clone());
     spawn_loops(supervisor, &broker);
@@ -293,6 +300,7 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
     let url = config.postgres.database_url.as_ref().ok_or(StartError::NoDatabase)?;
     let timeout = config.postgres.statement_timeout_ms.to_string();
     let options: PgConnectOptions = url.expose().parse().map_err(StartError::DatabaseUrl)?;
+    let options = with_tls(options, &config.postgres);
     let options = options.application_name("regent").options([
         ("TimeZone", "UTC"),
         ("statement_timeout", timeout.as_str()),
@@ -318,7 +326,29 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
     let main = pool(config.postgres.pool_size).connect_lazy_with(options.clone());
     let claims =
         pool(config.postgres.claim_pool_size).connect_lazy_with(options.options([("synchronous_commit", "off")]));
-    Ok(Pools { main, claims })
+    Ok(Pools { main, claims, apply_schema: config.postgres.apply_schema })
+}
+
+/// TLS as it was asked for, and a word about it in the boot log.
+fn with_tls(options: PgConnectOptions, postgres: &PostgresConfig) -> PgConnectOptions {
+    let settings = TlsSettings {
+        required: postgres.pg_use_ssl,
+        root_cert_pem: postgres.root_cert_pem(),
+        accept_any: !postgres.pg_ssl_reject_unauthorized,
+    };
+    let inert = postgres.pg_ssl_root_cert.is_some() && !postgres.pg_ssl_reject_unauthorized;
+    let (options, ssl_trust) = settings.apply(options);
+    tracing::info!(ssl_trust, "PostgreSQL");
+    if ssl_trust == "accept-any" {
+        tracing::warn!("any certificate of PostgreSQL is accepted: the link is not verified");
+    }
+    if ssl_trust == "plaintext" && (postgres.pg_use_ssl || postgres.pg_ssl_root_cert.is_some()) {
+        tracing::warn!("PG_USE_SSL or PG_SSL_ROOT_CERT is set, and the link to PostgreSQL is plaintext all the same");
+    }
+    if inert {
+        tracing::warn!("PG_SSL_REJECT_UNAUTHORIZED=false has no effect beside PG_SSL_ROOT_CERT");
+    }
+    options
 }
 
 fn broker_settings(config: &Config) -> BrokerSettings {

@@ -12,6 +12,7 @@ use regent::shutdown::Shutdown;
 use regent::telemetry;
 
 fn main() -> ExitCode {
+    regent::process::started();
     let config = match Config::from_process() {
         Ok(config) => config,
         Err(ConfigError::CommandLine(answer)) => {
@@ -28,8 +29,13 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fatal(&error),
     };
-    match runtime.block_on(run(config)) {
-        Ok(()) => ExitCode::SUCCESS,
+    let ended = runtime.block_on(run(config));
+    drop(runtime);
+    match ended {
+        Ok(()) => {
+            tracing::info!("shutdown complete");
+            ExitCode::SUCCESS
+        }
         Err(error) => fatal(&format_args!("{error:#}")),
     }
 }

@@ -176,6 +176,7 @@ pub const STATEMENTS: &[&str] = &[
     "seeding cursors",
     "shrinking a lease",
     "shrinking an automatic ack",
+    "sign-off",
     "storing segments",
     OTHER,
 ];

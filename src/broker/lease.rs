@@ -33,6 +33,10 @@ impl Fingerprint {
         let mut hashes: Vec<u128> = hashes.into_iter().map(|hash| hash.0).collect();
         hashes.sort_unstable();
         hashes.dedup();
+        if cfg!(feature = "planted-flaw") {
+            // Any set of the right size: what the differential histories must notice.
+            return Fingerprint { distinct: hashes.len() as u32, ..Fingerprint::default() };
+        }
         hashes.iter().fold(Fingerprint::default(), |print, hash| Fingerprint {
             distinct: print.distinct + 1,
             sum: print.sum.wrapping_add(*hash),

@@ -41,23 +41,34 @@ const ALIASES: &[(&str, &[&str])] = &[
 ];
 
 /// Numbers for which zero has a meaning.
-const ZERO_ALLOWED: &[&str] =
-    &["PORT", "PG_PORT", "QUEEN_RETENTION_DUE_CAP", "QUEEN_LOG_TOPN_QUEUES", "JWT_CLOCK_SKEW", "REGENT_DRAIN_MS_MAX"];
-
-/// Text for which empty is a value: no path is exempt from the token.
-const EMPTY_ALLOWED: &[&str] = &["JWT_SKIP_PATHS"];
+const ZERO_ALLOWED: &[&str] = &["PORT", "PG_PORT", "REGENT_DRAIN_MS_MAX"];
 
 /// Documented variables that this broker accepts and does not need, by prefix or whole name.
 const WITHOUT_EFFECT: &[&str] = &[
+    "FILE_BUFFER_",
+    "JWT_",
+    "METRICS_FLUSH_MS",
+    "METRICS_RETENTION_DAYS",
+    "PARTITION_CLEANUP_DAYS",
+    "POP_WAIT_BACKOFF_",
+    "POP_WAIT_INITIAL_INTERVAL_MS",
+    "POP_WAIT_MAX_INTERVAL_MS",
+    "QUEEN_ACK_FUSION_HOLD_MS",
     "QUEEN_ADMISSION_",
     "QUEEN_CACHE_REFRESH_INTERVAL_MS",
     "QUEEN_EPHEMERAL_",
-    "QUEEN_HOTLIST_",
+    "QUEEN_HOTLIST",
     "QUEEN_KAFKA_EMBEDDED",
     "QUEEN_KV_",
+    "QUEEN_LOG_RATES_MS",
+    "QUEEN_LOG_TOPN_QUEUES",
     "QUEEN_MESH_",
-    "QUEEN_POP_AUTOPILOT_",
+    "QUEEN_PARTITION_CLEANUP_ENABLED",
+    "QUEEN_POP_AUTOPILOT",
+    "QUEEN_POP_FUSION",
+    "QUEEN_POP_PENDING_GATE",
     "QUEEN_PROXY_",
+    "QUEEN_RETENTION_",
     "QUEEN_S3_EMBEDDED",
     "QUEEN_SQS_EMBEDDED",
     "QUEEN_SWEEPER",
@@ -68,10 +79,18 @@ const WITHOUT_EFFECT: &[&str] = &[
     "QUEEN_V2_BUNDLE_LOG",
     "QUEEN_V2_BUNDLE_MAX",
     "QUEEN_V2_FUSION_",
+    "RETAINED_BYTES_INTERVAL_MS",
+    "RETENTION_BATCH_SIZE",
+    "RETENTION_INTERVAL",
+    "RETENTION_PARALLELISM",
+    "STATS_INTERVAL_MS",
 ];
 
 /// Variables of older brokers that are gone (security-operations §16.9).
 const REMOVED: &[&str] = &["QUEEN_SEG_", "QUEEN_VEGAS_"];
+
+/// Any other variable that begins like this is taken for a misspelt one.
+const OURS: &[&str] = &["QUEEN_", "REGENT_"];
 
 /// What the environment says.
 pub(super) struct Read {
@@ -95,9 +114,7 @@ pub(super) fn read(documented: &Command, env: &Environment) -> Result<Read, Conf
     let mut read = Read { arguments: Vec::new(), warnings: Vec::new() };
     for arg in documented.get_arguments() {
         let (Some(main), Some(flag)) = (variable(arg), arg.get_long()) else { continue };
-        let keep_empty = EMPTY_ALLOWED.contains(&main);
-        let given = names(main)
-            .find_map(|name| env.0.get_key_value(name).filter(|(_, value)| keep_empty || !value.trim().is_empty()));
+        let given = names(main).find_map(|name| env.0.get_key_value(name).filter(|(_, value)| is_set(value)));
         let Some((name, value)) = given else { continue };
         match accept(arg, flag, name, value)? {
             Some(value) => read.arguments.push(format!("--{flag}={value}").into()),
@@ -116,14 +133,6 @@ fn accept(arg: &Arg, flag: &str, name: &str, value: &str) -> Result<Option<Strin
             Ok(value) => Ok(Some(value.to_string())),
             Err(_) => Err(ConfigError::NotABoolean { name: name.to_owned(), value: value.to_owned() }),
         };
-    }
-    if kind == TypeId::of::<f64>() {
-        return Ok(value
-            .trim()
-            .parse::<f64>()
-            .ok()
-            .filter(|number| number.is_finite())
-            .map(|number| number.to_string()));
     }
     if let Some(max) = integer_max(arg) {
         let floor = i128::from(counts_above_zero(arg));
@@ -182,27 +191,35 @@ fn names(main: &str) -> impl Iterator<Item = &str> {
     std::iter::once(main).chain(further.iter().copied())
 }
 
-/// Warnings about `QUEEN_*` variables that set nothing here: most are misspelt, or meant for another broker.
+fn is_set(value: &str) -> bool {
+    !value.trim().is_empty()
+}
+
+fn begins(name: &str, prefixes: &[&str]) -> bool {
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Warnings about variables that set nothing here: most are meant for another broker, or misspelt.
 fn strangers(documented: &Command, env: &Environment) -> Vec<String> {
     let known: BTreeSet<&str> = documented.get_arguments().filter_map(variable).flat_map(names).collect();
     let (mut removed, mut inert, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-    for name in env.0.keys().map(String::as_str).filter(|name| name.starts_with("QUEEN_") && !known.contains(name)) {
-        let listed = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
-        if listed(REMOVED) {
+    let set = env.0.iter().filter(|(_, value)| is_set(value)).map(|(name, _)| name.as_str());
+    for name in set.filter(|name| !known.contains(name)) {
+        if begins(name, REMOVED) {
             removed.push(name);
-        } else if listed(WITHOUT_EFFECT) {
+        } else if begins(name, WITHOUT_EFFECT) {
             inert.push(name);
-        } else {
+        } else if begins(name, OURS) {
             unknown.push(name);
         }
     }
     [
-        (removed, "belongs to older brokers and sets nothing"),
-        (inert, "is accepted and sets nothing in this version"),
-        (unknown, "is unknown and sets nothing"),
+        (removed, "of older brokers, without effect"),
+        (inert, "accepted without effect in this version"),
+        (unknown, "unknown, without effect"),
     ]
     .into_iter()
     .filter(|(names, _)| !names.is_empty())
-    .map(|(names, what)| format!("{} {what}", names.join(", ")))
+    .map(|(names, what)| format!("{what}: {}", names.join(", ")))
     .collect()
 }

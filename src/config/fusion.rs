@@ -26,10 +26,6 @@ pub struct FusionConfig {
     #[arg(long, env = "QUEEN_ACK_FUSION_SHARDS", value_name = "N", default_value_t = 8)]
     pub ack_fusion_shards: usize,
 
-    /// Liveness tick of ack fusion in milliseconds; not a linger
-    #[arg(long, env = "QUEEN_ACK_FUSION_HOLD_MS", value_name = "MS", default_value_t = 3)]
-    pub ack_fusion_hold_ms: u64,
-
     /// Most cursor rows in one fused ack commit
     #[arg(long, env = "REGENT_ACK_FUSION_ROWS_MAX", value_name = "N", default_value_t = 1_000)]
     pub ack_fusion_rows_max: usize,

@@ -8,10 +8,6 @@ use super::ConfigError;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitsConfig {
-    /// Push, pop, ack and transaction requests that may work at once; the next ones wait their turn
-    #[arg(long, env = "REGENT_REQUESTS_IN_FLIGHT_MAX", value_name = "N", default_value_t = 1_024)]
-    pub requests_in_flight_max: usize,
-
     /// Requests that may wait their turn; the next is answered with 429 (an ack: with an error per item)
     #[arg(long, env = "REGENT_REQUESTS_WAITING_MAX", value_name = "N", default_value_t = 8_192)]
     pub requests_waiting_max: usize,

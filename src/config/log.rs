@@ -16,12 +16,4 @@ pub struct LogConfig {
     #[arg(long = "log-json", env = "QUEEN_LOG_JSON", value_name = "BOOL", default_value = "false",
           num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = boolean)]
     pub json: bool,
-
-    /// Interval of the line with current rates, in milliseconds
-    #[arg(long = "log-rates-ms", env = "QUEEN_LOG_RATES_MS", value_name = "MS", default_value_t = 10_000)]
-    pub rates_ms: u64,
-
-    /// Queues that get a line of their own there, busiest first; 0 for none
-    #[arg(long = "log-topn-queues", env = "QUEEN_LOG_TOPN_QUEUES", value_name = "N", default_value_t = 10)]
-    pub queues_max: usize,
 }

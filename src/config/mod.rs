@@ -11,30 +11,29 @@ mod log;
 mod pop;
 mod postgres;
 mod push;
-mod retention;
+mod report;
 mod secret;
 mod security;
 #[cfg(test)]
 mod tests;
 
-use std::any::TypeId;
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
+
+use report::BootReport;
 
 pub use environment::Environment;
 pub use fusion::FusionConfig;
 pub use http::HttpConfig;
 pub use limits::LimitsConfig;
 pub use log::LogConfig;
-pub use pop::{Autopilot, PopConfig, SubscriptionMode};
+pub use pop::{PopConfig, SubscriptionMode};
 pub use postgres::{Database, PostgresConfig};
 pub use push::PushConfig;
-pub use retention::RetentionConfig;
 pub use secret::{EncryptionKey, Secret};
-pub use security::{AuthConfig, SecurityConfig};
+pub use security::SecurityConfig;
 
 const AFTER_HELP: &str = "\
 Without --database-url (or a --pg-... connection flag) the broker runs a PostgreSQL of its
@@ -43,6 +42,9 @@ apt-get install postgresql), and starts, watches and stops that server itself.
 
 Each flag can be given as the environment variable in its brackets instead; the flag wins.
 An empty variable counts as unset. Booleans are true/false, 1/0, yes/no, on/off.
+
+This version neither authenticates nor separates tenants. With JWT_ENABLED=true or
+QUEEN_TENANCY_HEADER=true it refuses to start, rather than serve everybody.
 
 Examples:
   Try it: own database under ./data, listening on http://127.0.0.1:6632
@@ -82,6 +84,14 @@ pub enum ConfigError {
         /// What is wrong with it.
         why: String,
     },
+    /// A protection is asked for that this version does not give.
+    #[error("{variable}=true, but this version does not {missing}; it refuses to start rather than serve everybody")]
+    Unprotected {
+        /// What asks for it.
+        variable: &'static str,
+        /// What is not done.
+        missing: &'static str,
+    },
     /// The encryption key is malformed. Never says the key.
     #[error("{0}")]
     EncryptionKey(&'static str),
@@ -105,7 +115,7 @@ impl ConfigError {
     args_override_self = true
 )]
 pub struct Config {
-    /// Directory for what this broker keeps on disk: its own database, the push spool, generated keys. Never shared
+    /// Directory for what this broker keeps on disk: its own database, generated keys. Never shared
     #[arg(long, env = "REGENT_DATA_DIR", value_name = "DIR", default_value = "./data")]
     pub data_dir: PathBuf,
 
@@ -131,15 +141,9 @@ pub struct Config {
     /// Admission.
     #[command(flatten)]
     pub limits: LimitsConfig,
-    /// Background work.
-    #[command(flatten)]
-    pub retention: RetentionConfig,
-    /// Encryption at rest and tenancy.
+    /// Encryption at rest.
     #[command(flatten)]
     pub security: SecurityConfig,
-    /// Tokens.
-    #[command(flatten)]
-    pub auth: AuthConfig,
     /// Logs.
     #[command(flatten)]
     pub log: LogConfig,
@@ -147,14 +151,6 @@ pub struct Config {
     /// What to say about the configuration once the log works.
     #[arg(skip)]
     report: BootReport,
-}
-
-/// What is logged about the configuration at boot. Holds no secrets.
-#[derive(Debug, Clone, Default)]
-struct BootReport {
-    /// One line per section, in the order of the help.
-    sections: Vec<(String, String)>,
-    warnings: Vec<String>,
 }
 
 impl Config {
@@ -185,7 +181,7 @@ impl Config {
         refuse_zeros(&documented, &matches)?;
         config.resolve()?;
         config.validate()?;
-        config.report = BootReport { sections: sections(&documented, &matches), warnings: read.warnings };
+        config.report = BootReport::new(&documented, &matches, read.warnings);
         Ok(config)
     }
 
@@ -210,44 +206,31 @@ impl Config {
     /// Takes the database that the broker runs itself, and its key unless one was given.
     pub fn use_embedded(&mut self, url: &str, key: EncryptionKey) {
         self.postgres.database_url = Some(Secret::from(url));
+        // Its socket is out of reach for others, and speaks no TLS.
+        self.postgres.pg_use_ssl = false;
+        self.postgres.pg_ssl_root_cert = None;
         self.security.encryption_key.get_or_insert(key);
     }
 
-    /// Directory of the push spool.
-    pub fn spool_dir(&self) -> PathBuf {
-        self.push.spool_dir.clone().unwrap_or_else(|| self.data_dir.join("spool"))
-    }
-
-    /// Logs the resolved configuration, a line per section, and what looks like a mistake in it.
+    /// Logs what was set, what looks like a mistake in it, and what came of it.
     pub fn log_boot(&self) {
-        for (section, settings) in &self.report.sections {
-            tracing::info!("config: {section}: {settings}");
-        }
-        let (database, ssl_trust) = match self.postgres.database() {
-            Database::Embedded => ("embedded", "none"),
-            Database::Outside(_) => ("outside", self.postgres.ssl_trust()),
+        self.report.log();
+        let database = match self.postgres.database() {
+            Database::Embedded => "embedded",
+            Database::Outside(_) => "outside",
         };
+        let connections_max = self.postgres.connections_max();
         tracing::info!(
-            server_id = self.server_id, database, ssl_trust, spool_dir = %self.spool_dir().display(),
-            connections_max = self.postgres.connections_max(), "config: resolved"
+            version = env!("CARGO_PKG_VERSION"),
+            server_id = self.server_id,
+            database,
+            connections_max,
+            "boot"
         );
-        for warning in &self.report.warnings {
-            tracing::warn!("config: {warning}");
-        }
-        match self.postgres.ssl_trust() {
-            "accept-any" => {
-                tracing::warn!("config: any certificate of PostgreSQL is accepted: the link is not verified")
-            }
-            "supplied-ca" if !self.postgres.pg_ssl_reject_unauthorized => {
-                tracing::warn!("config: PG_SSL_REJECT_UNAUTHORIZED=false has no effect beside PG_SSL_ROOT_CERT");
-            }
-            _ => {}
-        }
     }
 
     fn resolve(&mut self) -> Result<(), ConfigError> {
         self.postgres.resolve();
-        self.retention.resolve();
         self.security.resolve()?;
         if self.server_id.is_empty() {
             self.server_id = format!("regent-{:08x}", rand::random::<u32>());
@@ -260,11 +243,9 @@ impl Config {
         self.http.validate()?;
         self.postgres.validate()?;
         self.push.validate()?;
-        self.pop.validate()?;
         self.fusion.validate()?;
         self.limits.validate(self.http.body_bytes_max)?;
-        self.retention.validate()?;
-        self.auth.validate()?;
+        self.security.validate()?;
         if self.push.fusion_bytes_max > self.limits.request_bytes_max() {
             return Err(ConfigError::invalid(
                 "push-fusion-bytes-max",
@@ -294,30 +275,4 @@ fn refuse_zeros(documented: &Command, matches: &ArgMatches) -> Result<(), Config
         }
     }
     Ok(())
-}
-
-/// The resolved settings by help section, secrets as their length.
-fn sections(documented: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
-    let mut order: Vec<String> = Vec::new();
-    let mut lines: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for arg in documented.get_arguments().filter(|arg| environment::variable(arg).is_some()) {
-        let section = arg.get_help_heading().unwrap_or("Server").to_owned();
-        if !order.contains(&section) {
-            order.push(section.clone());
-        }
-        let raw = matches.get_raw(arg.get_id().as_str()).into_iter().flatten().last();
-        let value = raw.map(|raw| raw.to_string_lossy().into_owned()).unwrap_or_default();
-        let shown = if arg.get_value_parser().type_id() == TypeId::of::<Secret>() {
-            secret::redacted(&value)
-        } else if value.contains("-----BEGIN") {
-            format!("<PEM, {} chars>", value.len())
-        } else if value.is_empty() {
-            "<unset>".to_owned()
-        } else {
-            value
-        };
-        let name = arg.get_long().unwrap_or_default().replace('-', "_");
-        lines.entry(section).or_default().push(format!("{name}={shown}"));
-    }
-    order.into_iter().filter_map(|section| lines.remove(&section).map(|line| (section, line.join(" ")))).collect()
 }

@@ -46,13 +46,14 @@ pub struct PostgresConfig {
     #[arg(long, env = "PG_DATABASE", value_name = "NAME")]
     pub pg_database: Option<String>,
 
-    /// Use TLS to reach the server of the --pg-... flags (with --database-url, say sslmode=... there)
+    /// Use TLS to reach the server, and nothing else. An sslmode of disable, require, verify-ca or verify-full in
+    /// --database-url wins
     #[arg(long, env = "PG_USE_SSL", value_name = "BOOL", default_value = "false",
           num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = boolean)]
     pub pg_use_ssl: bool,
 
-    /// The certificate authority to trust: PEM text, not a path ("\n" may stand for a line break).
-    /// Replaces the public ones
+    /// A certificate authority to trust beside the public ones: PEM text, not a path ("\n" may stand for a line
+    /// break). The --pg-... flags need --pg-use-ssl with it; --database-url does not
     #[arg(long, env = "PG_SSL_ROOT_CERT", value_name = "PEM")]
     pub pg_ssl_root_cert: Option<String>,
 
@@ -65,7 +66,8 @@ pub struct PostgresConfig {
     #[arg(long, env = "PG_BIN_DIR", value_name = "DIR")]
     pub pg_bin_dir: Option<PathBuf>,
 
-    /// Apply the schema migrations at boot; false leaves that to an operator with more rights
+    /// Apply the schema migrations at boot; false leaves that to an operator with more rights, and refuses a schema
+    /// that is not the one of this version
     #[arg(long, env = "QUEEN_APPLY_SCHEMA", value_name = "BOOL", default_value = "true",
           num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = boolean)]
     pub apply_schema: bool,
@@ -77,10 +79,6 @@ pub struct PostgresConfig {
     /// Connections for lease claims, which commit asynchronously (a claim lost in a crash only redelivers)
     #[arg(long, env = "REGENT_CLAIM_POOL_SIZE", value_name = "N", default_value_t = 6)]
     pub claim_pool_size: u32,
-
-    /// Connections for key-value calls [default: a tenth of --pool-size, 4 to 32]
-    #[arg(long, env = "QUEEN_KV_POOL_SIZE", value_name = "N")]
-    pub kv_pool_size: Option<u32>,
 
     /// How long a request waits for a connection before it is answered with 503, in milliseconds
     #[arg(long, env = "REGENT_POOL_CHECKOUT_TIMEOUT_MS", value_name = "MS", default_value_t = 5_000)]
@@ -100,29 +98,14 @@ impl PostgresConfig {
         }
     }
 
-    /// Size of the key-value pool (security-operations §16.8).
-    pub fn kv_pool_size(&self) -> u32 {
-        self.kv_pool_size.unwrap_or((self.pool_size / 10).clamp(4, 32))
-    }
-
-    /// Connections that one broker may hold at once, all pools together.
+    /// Connections that one broker may hold at once: its pools, and the one that listens for notifications.
     pub fn connections_max(&self) -> u32 {
-        self.pool_size.saturating_add(self.claim_pool_size).saturating_add(self.kv_pool_size())
+        self.pool_size.saturating_add(self.claim_pool_size).saturating_add(1)
     }
 
     /// The certificate authority as PEM text with real line breaks.
     pub fn root_cert_pem(&self) -> Option<String> {
         self.pg_ssl_root_cert.as_ref().map(|pem| pem.replace("\\n", "\n"))
-    }
-
-    /// How far the certificate of the server is checked: the word for the boot log (security-operations §5).
-    pub fn ssl_trust(&self) -> &'static str {
-        match (self.pg_use_ssl, &self.pg_ssl_root_cert, self.pg_ssl_reject_unauthorized) {
-            (false, _, _) => "plaintext",
-            (true, Some(_), _) => "supplied-ca",
-            (true, None, true) => "webpki-roots",
-            (true, None, false) => "accept-any",
-        }
     }
 
     /// Turns the `PG_*` parts into a URL, where there are any and no URL was given.
@@ -143,10 +126,11 @@ impl PostgresConfig {
             host if host.contains(':') && !host.starts_with('[') => format!("[{host}]"),
             host => host.to_owned(),
         };
-        let sslmode = match self.ssl_trust() {
-            "plaintext" => "disable",
-            "accept-any" => "require",
-            _ => "verify-full",
+        // There is no mode between: what is asked for is what happens (security-operations §5).
+        let sslmode = match (self.pg_use_ssl, &self.pg_ssl_root_cert, self.pg_ssl_reject_unauthorized) {
+            (false, _, _) => "disable",
+            (true, None, false) => "require",
+            (true, _, _) => "verify-full",
         };
         self.database_url = Some(Secret::from(format!(
             "postgres://{}:{}@{host}:{}/{}?sslmode={sslmode}",

@@ -1,6 +1,4 @@
-//! The push path: fusion of pushes into commits, deduplication, the disk spool.
-
-use std::path::PathBuf;
+//! The push path: fusion of pushes into commits, deduplication.
 
 use clap::Args;
 
@@ -13,19 +11,6 @@ pub struct PushConfig {
     /// Push fusion shards; each has at most one commit in flight
     #[arg(long = "push-fusion-shards", env = "QUEEN_V2_FUSION_SHARDS", value_name = "N", default_value_t = 8)]
     pub fusion_shards: usize,
-
-    /// Liveness tick of push fusion in milliseconds; not a linger
-    #[arg(long = "push-fusion-hold-ms", env = "QUEEN_V2_FUSION_HOLD_MS", value_name = "MS", default_value_t = 3)]
-    pub fusion_hold_ms: u64,
-
-    /// Most messages in one fused push commit (a larger single request still goes alone)
-    #[arg(
-        long = "push-fusion-messages-max",
-        env = "REGENT_PUSH_FUSION_MESSAGES_MAX",
-        value_name = "N",
-        default_value_t = 10_000
-    )]
-    pub fusion_messages_max: usize,
 
     /// Most payload bytes in one fused push commit (a larger single request still goes alone)
     #[arg(long = "push-fusion-bytes-max", env = "REGENT_PUSH_FUSION_BYTES_MAX", value_name = "BYTES", default_value_t = 16 * 1024 * 1024)]
@@ -52,28 +37,6 @@ pub struct PushConfig {
     /// Memory for that, in MiB
     #[arg(long = "dedup-cache-mb", env = "QUEEN_DEDUP_CACHE_MB", value_name = "MIB", default_value_t = 512)]
     pub dedup_cache_mib_max: usize,
-
-    /// Where pushes wait on disk while the database is away; never shared between brokers
-    /// [default: spool, under --data-dir]
-    #[arg(long, env = "FILE_BUFFER_DIR", value_name = "DIR")]
-    pub spool_dir: Option<PathBuf>,
-
-    /// How often the spool is drained, in milliseconds
-    #[arg(long, env = "FILE_BUFFER_FLUSH_MS", value_name = "MS", default_value_t = 100)]
-    pub spool_flush_ms: u64,
-
-    /// Most spooled messages replayed in one transaction
-    #[arg(long, env = "FILE_BUFFER_MAX_BATCH", value_name = "N", default_value_t = 100)]
-    pub spool_batch_max: usize,
-
-    /// Messages in a spool file before the next one is begun
-    #[arg(
-        long = "spool-events-per-file",
-        env = "FILE_BUFFER_EVENTS_PER_FILE",
-        value_name = "N",
-        default_value_t = 10_000
-    )]
-    pub spool_file_events_max: usize,
 }
 
 impl PushConfig {

@@ -32,9 +32,8 @@ fn defaults_are_the_documented_ones() {
     assert_eq!((config.http.host.as_str(), config.http.port), ("127.0.0.1", 6632));
     assert_eq!(config.http.body_bytes_max, 67_108_864);
     assert_eq!(config.data_dir, PathBuf::from("./data"));
-    assert_eq!(config.spool_dir(), PathBuf::from("./data/spool"));
     assert_eq!(config.postgres.database(), Database::Embedded);
-    assert_eq!((config.postgres.pool_size, config.postgres.kv_pool_size()), (24, 4));
+    assert_eq!((config.postgres.pool_size, config.postgres.connections_max()), (24, 31));
     assert_eq!(config.postgres.statement_timeout_ms, 30_000);
     assert_eq!(config.postgres.pool_checkout_timeout_ms, 5_000);
     assert_eq!(config.pop.timeout_ms_default, 30_000);
@@ -42,9 +41,7 @@ fn defaults_are_the_documented_ones() {
     assert!(config.fusion.ack_registry && config.fusion.ack_fusion);
     assert_eq!(config.fusion.ack_registry_bytes_max(), 64 << 20);
     assert_eq!(config.push.zstd_level, 3);
-    assert_eq!(config.retention.interval_ms, 5_000);
-    assert!(!config.auth.jwt_enabled && config.security.encryption_key.is_none());
-    assert_eq!(config.auth.skip_paths().count(), 4);
+    assert!(config.postgres.apply_schema && config.security.encryption_key.is_none());
     assert!(config.server_id.starts_with("regent-"));
 }
 
@@ -78,19 +75,15 @@ fn numbers_that_are_none_count_as_unset_and_counts_are_raised_to_one() {
     let config = env([
         ("DB_POOL_SIZE", "many"),
         ("QUEEN_STMT_TIMEOUT_MS", "-5"),
-        ("RETENTION_BATCH_SIZE", "0"),
-        ("STATS_INTERVAL_MS", "10"),
+        ("QUEEN_ACK_FUSION_SHARDS", "0"),
         ("PORT", "70000"),
-        ("POP_WAIT_BACKOFF_MULTIPLIER", "1.5"),
-        ("QUEEN_RETENTION_DUE_CAP", "0"),
+        ("REGENT_DRAIN_MS_MAX", "0"),
     ]);
     assert_eq!(config.postgres.pool_size, 24);
     assert_eq!(config.postgres.statement_timeout_ms, 1);
-    assert_eq!(config.retention.batch_max, 1);
-    assert_eq!(config.retention.stats_interval_ms, 1_000);
+    assert_eq!(config.fusion.ack_fusion_shards, 1);
     assert_eq!(config.http.port, 6632);
-    assert!((config.pop.wait_backoff_multiplier - 1.5).abs() < f64::EPSILON);
-    assert_eq!(config.retention.due_max, 0);
+    assert_eq!(config.http.drain_ms_max, 0);
     let warnings = config.report.warnings.join("\n");
     assert!(warnings.contains("DB_POOL_SIZE=\"many\"") && warnings.contains("PORT=\"70000\""), "{warnings}");
     assert_eq!(env([("PORT", "0")]).http.port, 0);
@@ -155,7 +148,6 @@ fn a_certificate_authority_is_text_and_whole() {
     assert!(refused("-----BEGIN CERTIFICATE-----\\n!!\\n-----END CERTIFICATE-----").contains("not base64"));
     let pem = "-----BEGIN CERTIFICATE-----\\nAAAA\\n-----END CERTIFICATE-----";
     let config = env([("PG_HOST", "h"), ("PG_USE_SSL", "1"), ("PG_SSL_ROOT_CERT", pem)]);
-    assert_eq!(config.postgres.ssl_trust(), "supplied-ca");
     assert!(config.postgres.root_cert_pem().unwrap().contains("-----\nAAAA\n-----"));
 }
 
@@ -176,18 +168,20 @@ fn the_encryption_key_is_64_hex_characters() {
 }
 
 #[test]
-fn tokens_need_key_material_and_tenancy_needs_a_proxy() {
-    let jwt = |algorithm: &str, name: &'static str| {
-        load([], [("JWT_ENABLED", "true"), ("JWT_ALGORITHM", algorithm), (name, "x")]).map(|_| ())
-    };
-    assert!(refusal([], [("JWT_ENABLED", "1")]).contains("needs JWT_SECRET"));
-    assert!(jwt("HS256", "JWT_SECRET").is_ok());
-    assert!(jwt("auto", "JWT_JWKS_URL").is_ok());
-    assert!(jwt("EdDSA", "JWT_SECRET").unwrap_err().to_string().contains("needs JWT_PUBLIC_KEY"));
-    assert!(jwt("none", "JWT_SECRET").unwrap_err().to_string().contains("HS256, HS384, HS512"));
-    assert_eq!(env([("JWT_SKIP_PATHS", "")]).auth.skip_paths().count(), 0, "empty exempts nothing");
-    assert!(refusal([], [("QUEEN_TENANCY_HEADER", "true")]).contains("--kv-trusted-proxy"));
-    assert!(env([("QUEEN_TENANCY_HEADER", "true"), ("QUEEN_KV_TRUSTED_PROXY", "true")]).security.tenancy_header);
+fn protection_that_is_not_given_is_refused_rather_than_ignored() {
+    assert_eq!(
+        refusal([], [("JWT_ENABLED", "true"), ("JWT_SECRET", "x")]),
+        "JWT_ENABLED=true, but this version does not authenticate requests; it refuses to start rather than serve \
+         everybody"
+    );
+    assert_eq!(
+        refusal([], [("QUEEN_TENANCY_HEADER", "1"), ("QUEEN_KV_TRUSTED_PROXY", "true")]),
+        "QUEEN_TENANCY_HEADER=true, but this version does not separate tenants; it refuses to start rather than serve \
+         everybody"
+    );
+    assert!(refusal(["--jwt-enabled"], []).starts_with("JWT_ENABLED=true"));
+    assert!(refusal([], [("JWT_ENABLED", "ja")]).contains("is not a boolean"));
+    assert!(env([("JWT_ENABLED", "false"), ("QUEEN_TENANCY_HEADER", "")]).report.warnings.is_empty());
 }
 
 #[test]
@@ -199,8 +193,7 @@ fn limits_that_do_not_fit_together_are_refused_by_name_and_value() {
     );
     assert!(refusal(["--body-bytes-max", "1000000000"], []).starts_with("--request-memory-mb"));
     assert!(refusal(["--zstd-level", "20"], []).contains("must be 1 to 19"));
-    assert!(refusal([], [("RETENTION_PARALLELISM", "17")]).contains("at most 16"));
-    assert!(refusal([], [("POP_WAIT_MAX_INTERVAL_MS", "5")]).contains("--pop-wait-ms-min"));
+    assert!(refusal([], [("QUEEN_V2_FUSION_SHARDS", "257")]).contains("at most 256"));
 }
 
 #[test]
@@ -208,39 +201,65 @@ fn words_are_checked_wherever_they_come_from() {
     assert_eq!(env([("DEFAULT_SUBSCRIPTION_MODE", "ALL")]).pop.subscription_mode_default, SubscriptionMode::All);
     assert_eq!(env([("DEFAULT_SUBSCRIPTION_MODE", "new-only")]).pop.subscription_mode_default, SubscriptionMode::New);
     assert_eq!(
-        refusal([], [("QUEEN_POP_AUTOPILOT", "fast")]),
-        "--pop-autopilot (QUEEN_POP_AUTOPILOT) is fast: must be one of on, shadow, off"
+        refusal([], [("DEFAULT_SUBSCRIPTION_MODE", "newest")]),
+        "--default-subscription-mode (DEFAULT_SUBSCRIPTION_MODE) is newest: must be one of new, all"
     );
 }
 
 #[test]
 fn strange_variables_are_named_once_and_others_left_alone() {
-    let config =
-        env([("QUEEN_ACK_FUSON", "1"), ("QUEEN_VEGAS_ALPHA", "1"), ("QUEEN_MESH_PORT", "1"), ("PATH", "/bin")]);
+    let config = env([
+        ("QUEEN_ACK_FUSON", "1"),
+        ("REGENT_POOL_SIZE", "1"),
+        ("QUEEN_VEGAS_ALPHA", "1"),
+        ("QUEEN_MESH_PORT", "1"),
+        ("FILE_BUFFER_DIR", "/spool"),
+        ("JWT_ALGORITHM", "RS256"),
+        ("JWT_SECRET", ""),
+        ("PATH", "/bin"),
+    ]);
     assert_eq!(
         config.report.warnings,
         [
-            "QUEEN_VEGAS_ALPHA belongs to older brokers and sets nothing",
-            "QUEEN_MESH_PORT is accepted and sets nothing in this version",
-            "QUEEN_ACK_FUSON is unknown and sets nothing"
+            "of older brokers, without effect: QUEEN_VEGAS_ALPHA",
+            "accepted without effect in this version: FILE_BUFFER_DIR, JWT_ALGORITHM, QUEEN_MESH_PORT",
+            "unknown, without effect: QUEEN_ACK_FUSON, REGENT_POOL_SIZE"
         ]
     );
 }
 
 #[test]
+fn the_boot_log_says_what_differs_from_the_defaults() {
+    let changes = |config: Config| config.report.changes();
+    assert_eq!(changes(env([])), ["all defaults"]);
+    assert_eq!(
+        changes(load(["--ack-fusion=on", "--port", "6632"], [("LOG_LEVEL", "info")]).unwrap()),
+        ["all defaults"]
+    );
+    assert_eq!(
+        changes(load(["--port", "7000", "--ack-fusion=off"], [("DB_POOL_SIZE", "60"), ("PG_PASSWORD", "pw")]).unwrap()),
+        ["HTTP: port=7000", "PostgreSQL: pg_password=<set:2 chars> pool_size=60", "Ack: ack_fusion=off"]
+    );
+}
+
+#[test]
+fn the_embedded_database_is_reached_without_tls() {
+    let mut config = env([("PG_USE_SSL", "true")]);
+    config.use_embedded("postgres://u@h/d", EncryptionKey::new([7; 32]));
+    assert!(!config.postgres.pg_use_ssl && config.postgres.root_cert_pem().is_none());
+}
+
+#[test]
 fn secrets_are_never_printed() {
     let key = "ab".repeat(32);
-    let config = env([
-        ("DATABASE_URL", "postgres://u:hunter2@h/d"),
-        ("JWT_SECRET", "hunter2"),
-        ("PG_PASSWORD", "hunter2"),
-        ("QUEEN_ENCRYPTION_KEY", &key),
-    ]);
+    let config =
+        env([("DATABASE_URL", "postgres://u:hunter2@h/d"), ("PG_PASSWORD", "hunter2"), ("QUEEN_ENCRYPTION_KEY", &key)]);
     let printed = format!("{config:?}");
     assert!(!printed.contains("hunter2") && !printed.contains(&key), "{printed}");
     let log = format!("{:?}", config.report.sections);
-    assert!(log.contains("jwt_secret=<set:7 chars>") && log.contains("encryption_key=<set:64 chars>"), "{log}");
-    assert!(log.contains("pool_size=24") && log.contains("jwt_public_key=<unset>"), "{log}");
+    assert!(log.contains("pg_password=<set:7 chars>") && log.contains("encryption_key=<set:64 chars>"), "{log}");
+    assert!(log.contains("pool_size=24") && log.contains("pg_ssl_root_cert=<unset>"), "{log}");
+    assert!(!log.contains("hunter2") && !log.contains(&key), "{log}");
 }
 
 #[test]

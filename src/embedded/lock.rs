@@ -10,7 +10,7 @@ use super::error::{Attempt, EmbeddedError};
 #[derive(Debug)]
 pub struct DataDirLock {
     dir: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl DataDirLock {
@@ -45,11 +45,18 @@ impl DataDirLock {
             .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| writeln!(file, "process {}", std::process::id()))
             .attempt("write", &path)?;
-        Ok(Self { dir, _file: file })
+        Ok(Self { dir, file })
     }
 
     /// The locked directory, absolute and without symbolic links.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+}
+
+impl Drop for DataDirLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread is just starting holds a copy until it runs its program.
+        let _ = self.file.unlock();
     }
 }

@@ -137,7 +137,7 @@ impl EmbeddedPostgres {
         let escaped = utf8_percent_encode(&plan.socket_dir.to_string_lossy(), NON_ALPHANUMERIC).to_string();
         let (stop, (end, stopped)) = (CancellationToken::new(), watch::channel(None));
         let this = Self {
-            url: format!("postgres://{ROLE}@localhost:{}/{DATABASE}?host={escaped}", plan.port),
+            url: format!("postgres://{ROLE}@localhost:{}/{DATABASE}?host={escaped}&sslmode=disable", plan.port),
             tcp_url: format!("postgres://{ROLE}:{}@127.0.0.1:{}/{DATABASE}", cluster.password, plan.port),
             cluster: plan.cluster.clone(),
             stop: stop.clone(),

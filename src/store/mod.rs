@@ -13,6 +13,7 @@ pub mod messages;
 pub mod migrate;
 pub mod partitions;
 pub mod queues;
+pub mod tls;
 
 pub use error::{StoreError, StoreResult};
 

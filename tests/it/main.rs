@@ -18,4 +18,6 @@ mod order;
 mod pop;
 mod push;
 mod queue;
+mod schema;
 mod several_brokers;
+mod tls;

@@ -36,6 +36,17 @@ impl Broker {
         Broker { app: Some(app), client, _data_dir: data_dir }
     }
 
+    /// Starts a broker as the environment `variables` say; the text of its refusal otherwise.
+    pub async fn from_environment<const N: usize>(variables: [(&str, &str); N]) -> Result<Broker, String> {
+        panics::watch();
+        let data_dir = TempDir::with_prefix("regent-it-data-").unwrap();
+        let fixed = ["regent", "--port", "0", "--pool-size", "3", "--claim-pool-size", "1"];
+        let config = regent::config::Config::from_parts(fixed, &variables.into()).map_err(|e| e.to_string())?;
+        let app = regent::app::App::start(config).await.map_err(|e| e.to_string())?;
+        let client = Client::new(app.local_addr());
+        Ok(Broker { app: Some(app), client, _data_dir: data_dir })
+    }
+
     /// Stops it now.
     pub async fn stop(mut self) {
         if let Some(app) = self.app.take() {

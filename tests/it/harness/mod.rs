@@ -25,6 +25,7 @@ pub use process::BrokerProcess;
 pub use proxy::{Cut, Proxy};
 pub use raw_http::{exchange, hang_up, open};
 pub use rows::Cursor;
+pub use server::{Server, Tls};
 
 use std::time::Duration;
 

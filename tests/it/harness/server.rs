@@ -30,7 +30,7 @@ impl Server {
         static SERVER: OnceLock<Server> = OnceLock::new();
         SERVER.get_or_init(|| match std::env::var("REGENT_TEST_DATABASE_URL") {
             Ok(url) if !url.is_empty() => Server::outside(&url),
-            _ => Server::start(),
+            _ => Server::start(None),
         })
     }
 
@@ -46,7 +46,12 @@ impl Server {
         Server { base: address[..end].to_owned(), query, _lifeline: None, _supervisor: None }
     }
 
-    fn start() -> Server {
+    /// A server of its own, with TLS on a port of the loopback address beside its socket.
+    pub fn with_tls(tls: &Tls) -> Server {
+        Server::start(Some(tls))
+    }
+
+    fn start(tls: Option<&Tls>) -> Server {
         let bin = binaries();
         let owner = Owner::find();
         let dir = PathBuf::from(format!("/tmp/regent-it-{}", uuid::Uuid::new_v4().simple()));
@@ -65,7 +70,20 @@ impl Server {
         let mut config = std::fs::OpenOptions::new().append(true).open(data.join("postgresql.conf")).unwrap();
         config.write_all(SETTINGS.as_bytes()).unwrap();
         writeln!(config, "unix_socket_directories = '{}'", dir.display()).unwrap();
+        if let Some(tls) = tls {
+            for (name, text) in [("server.crt", &tls.certificate_pem), ("server.key", &tls.key_pem)] {
+                let path = dir.join(name);
+                std::fs::write(&path, text).unwrap();
+                std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+                owner.give(&path);
+                let setting = if name.ends_with("crt") { "ssl_cert_file" } else { "ssl_key_file" };
+                writeln!(config, "{setting} = '{}'", path.display()).unwrap();
+            }
+            writeln!(config, "ssl = on\nlisten_addresses = '127.0.0.1'\nport = {}", tls.port).unwrap();
+            writeln!(config, "max_connections = 40\nshared_buffers = 16MB").unwrap();
+        }
         drop(config);
+        let port = tls.map_or(5432, |tls| tls.port);
 
         let script = r#""$1/postgres" -D "$2/data" >"$2/log" 2>&1 & server=$!
 cat >/dev/null
@@ -84,16 +102,28 @@ kill -QUIT "$server"; wait "$server"; cd /; rm -rf "$2""#;
         let lifeline = supervisor.stdin.take();
 
         let ready = eventually_blocking(Duration::from_secs(60), || {
-            Command::new(bin.join("pg_isready")).arg("-q").arg("-h").arg(&dir).status().is_ok_and(|s| s.success())
+            let mut probe = Command::new(bin.join("pg_isready"));
+            probe.arg("-q").arg("-h").arg(&dir).arg("-p").arg(port.to_string());
+            probe.status().is_ok_and(|status| status.success())
         });
         assert!(ready, "PostgreSQL: {}", std::fs::read_to_string(dir.join("log")).unwrap_or_default());
         Server {
-            base: "postgres://postgres@localhost".to_owned(),
+            base: format!("postgres://postgres@localhost:{port}"),
             query: format!("?host={}", dir.display()),
             _lifeline: lifeline,
             _supervisor: Some(supervisor),
         }
     }
+}
+
+/// What a server with TLS shows, and where.
+pub struct Tls {
+    /// Its certificate.
+    pub certificate_pem: String,
+    /// The key of that.
+    pub key_pem: String,
+    /// Its port.
+    pub port: u16,
 }
 
 /// Durability is off: no test of this server crashes it. Those that do (`crash.rs`) run the broker's own cluster.
