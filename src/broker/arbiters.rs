@@ -38,6 +38,11 @@ impl Arbiters {
         &self.handles[slot % self.handles.len()]
     }
 
+    /// All of them.
+    pub fn threads(&self) -> &[actix::ArbiterHandle] {
+        &self.handles
+    }
+
     /// Ends all actors and threads.
     pub fn stop(&self) {
         self.system.stop();

@@ -13,18 +13,19 @@ use tokio::sync::oneshot;
 
 use super::ack::meter::AckMeter;
 use super::arbiters::Arbiters;
+use super::expiry;
 use super::fusion::{Covered, Pending, Room, Shard};
 use super::lease::{Fingerprint, LeaseGrant, Miss};
-use super::partition::{Cover, Dropped, Extended, Granted, MAILBOX_MAX, PartitionActor, QueueGone, Reserved};
+use super::partition::{Cover, Dropped, Expired, Extended, Granted, MAILBOX_MAX, PartitionActor, QueueGone, Reserved};
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 
 #[cfg(test)]
 mod tests;
 
-/// What an actor costs without its leases: context, mailbox, task, timer, directory entry. Measured (`docs/benchmarks.md`).
-const ACTOR_BYTES: usize = 1024;
+/// What an actor costs without its leases: context, mailbox, task, directory entry. Measured (`docs/benchmarks.md`).
+const ACTOR_BYTES: usize = 1152;
 /// What a lease costs, without the group's name.
-const LEASE_BYTES: usize = 192;
+const LEASE_BYTES: usize = 208;
 
 /// Where partition actors live. Shared by the pipeline and by every actor.
 #[derive(Debug)]
@@ -40,7 +41,10 @@ pub struct Home {
 impl Home {
     /// A directory without actors. `shards` may be empty: then nothing is fused.
     pub fn new(arbiters: Arbiters, shards: Vec<Arc<Shard>>, bytes_max: usize, meter: Arc<AckMeter>) -> Arc<Home> {
-        Arc::new(Home { actors: DashMap::new(), arbiters, shards, bytes: AtomicUsize::new(0), bytes_max, meter })
+        let home =
+            Arc::new(Home { actors: DashMap::new(), arbiters, shards, bytes: AtomicUsize::new(0), bytes_max, meter });
+        expiry::start(&home, home.arbiters.threads());
+        home
     }
 
     /// Registers a lease. When the memory bound or the mailbox is full the lease stays unknown, which only costs it the
@@ -117,6 +121,12 @@ impl Home {
     /// The lease of one (partition, group) ended or changed. `worker`: only that worker's.
     pub fn dropped(&self, partition: PartitionId, group: GroupId, worker: Option<LeaseId>) {
         self.tell(partition, Dropped { group, worker });
+    }
+
+    /// A lease of this partition has expired. `false`: the actor could not be told.
+    pub(super) fn expired(&self, partition: PartitionId) -> bool {
+        let told = self.actors.get(&partition).map(|actor| actor.try_send(Expired));
+        !matches!(told, Some(Err(SendError::Full(_))))
     }
 
     /// Every lease of the group is void.

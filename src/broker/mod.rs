@@ -10,6 +10,7 @@ pub mod delivery;
 pub mod directory;
 pub mod encryption;
 pub mod error;
+pub mod expiry;
 pub mod figures;
 pub mod fusion;
 pub mod fusion_batch;

@@ -10,10 +10,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message, SpawnHandle};
+use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
 use tokio::sync::oneshot;
 
 use super::directory::Home;
+use super::expiry;
 use super::fusion::{Covered, Pending, Room};
 use super::lease::{Fingerprint, LeaseGrant, Registry};
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
@@ -30,8 +31,8 @@ pub struct PartitionActor {
     partition: PartitionId,
     home: Arc<Home>,
     registry: Registry<Reserved>,
-    /// When the timer is due, and the timer. One per actor, for the entry that expires first.
-    timer: Option<(Instant, SpawnHandle)>,
+    /// When the entry that expires first has to go, as told to [`expiry`].
+    due: Option<Instant>,
     _reserved: Reserved,
 }
 
@@ -86,6 +87,11 @@ pub struct Dropped {
 #[rtype(result = "()")]
 pub struct QueueGone(pub QueueId);
 
+/// Something has expired.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Expired;
+
 /// The last message of a delisted actor.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -105,30 +111,30 @@ impl Drop for Reserved {
 }
 
 impl PartitionActor {
-    /// An actor with its first lease.
+    /// An actor with its first lease. Must be made on the thread that it will live on.
     pub(super) fn new(partition: PartitionId, home: Arc<Home>, reserved: Reserved, first: Granted) -> PartitionActor {
         let mut registry = Registry::default();
         registry.grant(first.grant, first.reserved);
-        PartitionActor { partition, home, registry, timer: None, _reserved: reserved }
+        let mut actor = PartitionActor { partition, home, registry, due: None, _reserved: reserved };
+        actor.schedule();
+        actor
     }
 
-    /// Keeps one timer, for the earliest expiry; leaves if there is none.
+    /// Tells the thread's expiry list when to come.
+    fn schedule(&mut self) {
+        let due = self.registry.next_expiry();
+        if due != self.due {
+            expiry::reschedule(self.partition, self.due, due);
+            self.due = due;
+        }
+    }
+
+    /// After every change of the registry.
     fn settle(&mut self, ctx: &mut Context<Self>) {
-        let Some(due) = self.registry.next_expiry() else { return self.leave(ctx) };
-        if self.timer.is_some_and(|(at, _)| at <= due) {
-            // Early at worst: it looks, finds nothing expired, and is set again.
-            return;
+        self.schedule();
+        if self.registry.is_empty() {
+            self.leave(ctx);
         }
-        if let Some((_, handle)) = self.timer.take() {
-            ctx.cancel_future(handle);
-        }
-        let wait = due.saturating_duration_since(Instant::now());
-        let handle = ctx.run_later(wait, |actor, ctx| {
-            actor.timer = None;
-            actor.registry.expire(Instant::now());
-            actor.settle(ctx);
-        });
-        self.timer = Some((due, handle));
     }
 
     fn leave(&mut self, ctx: &mut Context<Self>) {
@@ -139,12 +145,17 @@ impl PartitionActor {
     }
 }
 
+impl Drop for PartitionActor {
+    fn drop(&mut self) {
+        expiry::reschedule(self.partition, self.due, None);
+    }
+}
+
 impl Actor for PartitionActor {
     type Context = Context<Self>;
 
-    fn started(&mut self, ctx: &mut Context<Self>) {
+    fn started(&mut self, _: &mut Context<Self>) {
         self.home.actor_started();
-        self.settle(ctx);
     }
 
     fn stopped(&mut self, _: &mut Context<Self>) {
@@ -166,20 +177,15 @@ impl Handler<Cover> for PartitionActor {
 
     fn handle(&mut self, cover: Cover, ctx: &mut Context<Self>) {
         let Cover { group_name, worker, fingerprint, room, reply } = cover;
-        match self.registry.cover(&group_name, worker, &fingerprint, Instant::now()) {
-            Err(miss) => {
-                let _ = reply.send(Covered::Miss(miss));
-            }
-            Ok(hit) => match room {
-                None => {
-                    let _ = reply.send(Covered::Hit(hit));
-                }
-                Some(room) => self.home.fuse(self.partition, Pending { hit, reply, room }),
-            },
-        }
-        if self.registry.is_empty() {
-            self.leave(ctx);
-        }
+        let covered = self.registry.cover(&group_name, worker, &fingerprint, Instant::now());
+        // Before the answer: who hears it may lease the partition again, and must not find an actor that is leaving.
+        self.settle(ctx);
+        let told = match (covered, room) {
+            (Ok(hit), Some(room)) => return self.home.fuse(self.partition, Pending { hit, reply, room }),
+            (Ok(hit), None) => Covered::Hit(hit),
+            (Err(miss), _) => Covered::Miss(miss),
+        };
+        let _ = reply.send(told);
     }
 }
 
@@ -188,6 +194,18 @@ impl Handler<Extended> for PartitionActor {
 
     fn handle(&mut self, Extended { worker, expires }: Extended, _: &mut Context<Self>) {
         self.registry.extend(worker, expires);
+        self.schedule();
+    }
+}
+
+impl Handler<Expired> for PartitionActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Expired, ctx: &mut Context<Self>) {
+        // The list has dropped it.
+        self.due = None;
+        self.registry.expire(Instant::now());
+        self.settle(ctx);
     }
 }
 
@@ -196,9 +214,7 @@ impl Handler<Dropped> for PartitionActor {
 
     fn handle(&mut self, Dropped { group, worker }: Dropped, ctx: &mut Context<Self>) {
         self.registry.drop_lease(group, worker);
-        if self.registry.is_empty() {
-            self.leave(ctx);
-        }
+        self.settle(ctx);
     }
 }
 
@@ -207,9 +223,7 @@ impl Handler<QueueGone> for PartitionActor {
 
     fn handle(&mut self, QueueGone(queue): QueueGone, ctx: &mut Context<Self>) {
         self.registry.forget_queue(queue);
-        if self.registry.is_empty() {
-            self.leave(ctx);
-        }
+        self.settle(ctx);
     }
 }
 
