@@ -9,6 +9,7 @@ mod ack;
 mod bad_input;
 mod configure;
 mod crash;
+mod faults;
 mod harness;
 mod health;
 mod histories;

@@ -9,6 +9,7 @@ mod panics;
 mod pop;
 mod postgres;
 mod process;
+mod proxy;
 mod raw_http;
 mod rows;
 mod server;
@@ -21,6 +22,7 @@ pub use message::{Message, Popped};
 pub use pop::Pop;
 pub use postgres::{Database, empty_database};
 pub use process::BrokerProcess;
+pub use proxy::{Cut, Proxy};
 pub use raw_http::{exchange, hang_up, open};
 pub use rows::Cursor;
 
