@@ -166,19 +166,19 @@ impl Handler<Cover> for PartitionActor {
 
     fn handle(&mut self, cover: Cover, ctx: &mut Context<Self>) {
         let Cover { group_name, worker, fingerprint, room, reply } = cover;
-        match self.registry.cover(&group_name, worker, &fingerprint, Instant::now()) {
-            Err(miss) => {
-                let _ = reply.send(Covered::Miss(miss));
-            }
-            Ok(hit) => match room {
-                None => {
-                    let _ = reply.send(Covered::Hit(hit));
-                }
-                Some(room) => self.home.fuse(self.partition, Pending { hit, reply, room }),
-            },
-        }
+        let covered = self.registry.cover(&group_name, worker, &fingerprint, Instant::now());
+        // Before the answer: whoever has it and is granted the next lease must not meet an actor that is leaving.
         if self.registry.is_empty() {
             self.leave(ctx);
+        }
+        match (covered, room) {
+            (Err(miss), _) => {
+                let _ = reply.send(Covered::Miss(miss));
+            }
+            (Ok(hit), None) => {
+                let _ = reply.send(Covered::Hit(hit));
+            }
+            (Ok(hit), Some(room)) => self.home.fuse(self.partition, Pending { hit, reply, room }),
         }
     }
 }
