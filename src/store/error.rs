@@ -159,16 +159,3 @@ static STATEMENT_SECONDS: LazyLock<HashMap<&'static str, Histogram>> = LazyLock:
     let handle = |name: &&'static str| (*name, histogram!(STATEMENT_SECONDS_TOTAL, "statement" => *name));
     STATEMENTS.iter().map(handle).collect()
 });
-
-#[cfg(test)]
-impl StoreError {
-    /// No connection, for tests that stand in for the database.
-    pub(crate) fn fake_unavailable() -> StoreError {
-        StoreError::Unavailable(sqlx::Error::PoolTimedOut)
-    }
-
-    /// A refused statement, likewise.
-    pub(crate) fn fake_refusal(sqlstate: &str) -> StoreError {
-        StoreError::Refused { sqlstate: sqlstate.into(), source: sqlx::Error::Protocol("planted".into()) }
-    }
-}
