@@ -112,6 +112,11 @@ impl StoreError {
         }
     }
 
+    /// Whether another transaction was in the way and the same call, sent again, would find it gone (`40001`, `40P01`).
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, StoreError::Refused { sqlstate, .. } if matches!(sqlstate.as_str(), "40001" | "40P01"))
+    }
+
     /// Whether PostgreSQL could not be reached (`503` and `Retry-After` on the wire).
     pub fn is_connection(&self) -> bool {
         matches!(self, StoreError::Unavailable(_) | StoreError::OutcomeUnknown { .. })

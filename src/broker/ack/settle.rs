@@ -254,7 +254,8 @@ impl Settler {
         match self.store.settle(guard, write, letter).await {
             Ok(true) => Ok(Written::Landed),
             Ok(false) => Ok(Written::Raced),
-            Err(error @ StoreError::Refused { .. }) if error.is_transient() => Ok(Written::Raced),
+            // A timeout is no race: somebody holds the row, and trying again would only wait again.
+            Err(error) if error.is_conflict() => Ok(Written::Raced),
             Err(StoreError::OutcomeUnknown { .. }) => {
                 let looked_up = tokio::time::timeout(self.lookup_timeout, self.write_again(guard, write, letter)).await;
                 Ok(looked_up.unwrap_or(Written::InDoubt))
