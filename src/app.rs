@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgPool};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -29,6 +29,8 @@ const DATABASE_RETRY: Duration = Duration::from_millis(500);
 const RECONCILE_EVERY: Duration = Duration::from_secs(300);
 /// Pause between two folds of recorded samples into their buckets: a scrape does it too, but nobody need scrape.
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
+/// A pooled connection that rested longer is asked whether it still lives before it is used.
+const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 /// Pause between two passes of the background sweep.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
@@ -316,6 +318,15 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
             .max_connections(size)
             .acquire_timeout(Duration::from_millis(config.postgres.pool_checkout_timeout_ms))
             .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    // A connection that rested may have died with its server; a busy one is not asked.
+                    if meta.idle_for > PING_AFTER_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
             .max_lifetime(None)
             .after_connect(|_, _| {
                 metrics::counter!(crate::metrics::CONNECTIONS_OPENED).increment(1);

@@ -18,12 +18,8 @@ use tokio::sync::{Mutex, Semaphore};
 pub mod item;
 pub mod meter;
 pub mod plan;
-pub mod port;
 pub mod settings;
 pub mod settle;
-
-#[cfg(test)]
-pub(crate) mod tests;
 
 pub use crate::broker::lease::{Fingerprint, LeaseGrant};
 pub use item::{AckAnswer, AckError, AckItem, AckTarget, Acked, LeaseClaim, Release, ReleaseListener};
@@ -37,9 +33,9 @@ use crate::broker::fusion::{Covered, Shard, ShardTools};
 use crate::broker::fusion_batch::Caps;
 use crate::broker::lease::{Hit, Miss};
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
+use crate::store::Store;
 use meter::{AckMeter, Road};
 use plan::{Call, Group};
-use port::AckStore;
 use settle::{Change, Settler};
 
 /// Partitions of one call that are under way at once.
@@ -56,7 +52,7 @@ pub struct AckPipeline {
 }
 
 struct Inner {
-    store: Arc<dyn AckStore>,
+    store: Store,
     settler: Settler,
     flusher: Arc<Flusher>,
     /// The lease registry, unless it is switched off.
@@ -84,7 +80,7 @@ impl fmt::Debug for AckPipeline {
 impl AckPipeline {
     /// Starts the path, and the threads of its actors. `listener` hears of every (partition, group) that an ack made
     /// claimable, after COMMIT. Must be called on the runtime of the database connections.
-    pub fn start(store: Arc<dyn AckStore>, settings: AckSettings, listener: Arc<dyn ReleaseListener>) -> AckPipeline {
+    pub fn start(store: Store, settings: AckSettings, listener: Arc<dyn ReleaseListener>) -> AckPipeline {
         let meter = Arc::new(AckMeter::new());
         let (flush, lookup) = (settings.flush_timeout, settings.lookup_timeout);
         let flusher = Arc::new(Flusher::new(store.clone(), flush, lookup, meter.clone()));

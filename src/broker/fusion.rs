@@ -24,9 +24,6 @@ use super::lease::{Hit, Miss};
 
 pub mod flush;
 
-#[cfg(test)]
-mod tests;
-
 use flush::{Flushed, Flusher};
 
 /// What became of the question whether an ack covers its lease.

@@ -102,7 +102,7 @@ impl Broker {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
         };
-        let ack = AckPipeline::start(Arc::new(store.clone()), settings.ack.clone(), Arc::new(released));
+        let ack = AckPipeline::start(store.clone(), settings.ack.clone(), Arc::new(released));
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),

@@ -82,7 +82,7 @@ async fn it_starts_serves_over_both_ways_stops_and_keeps_its_data() {
         WHERE name IN ('fsync', 'full_page_writes', 'jit', 'max_connections', 'synchronous_commit', 'TimeZone')";
     assert_eq!(
         ask(postgres.url(), settings).await.unwrap(),
-        "fsync=on full_page_writes=on jit=off max_connections=54 synchronous_commit=on TimeZone=UTC"
+        "fsync=on full_page_writes=on jit=off max_connections=51 synchronous_commit=on TimeZone=UTC"
     );
     let database =
         "SELECT pg_encoding_to_char(encoding) || ' ' || datcollate FROM pg_database WHERE datname = 'regent'";

@@ -112,6 +112,11 @@ impl StoreError {
         }
     }
 
+    /// Whether another transaction was in the way and the same call, sent again, would find it gone (`40001`, `40P01`).
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, StoreError::Refused { sqlstate, .. } if matches!(sqlstate.as_str(), "40001" | "40P01"))
+    }
+
     /// Whether PostgreSQL could not be reached (`503` and `Retry-After` on the wire).
     pub fn is_connection(&self) -> bool {
         matches!(self, StoreError::Unavailable(_) | StoreError::OutcomeUnknown { .. })
@@ -159,16 +164,3 @@ static STATEMENT_SECONDS: LazyLock<HashMap<&'static str, Histogram>> = LazyLock:
     let handle = |name: &&'static str| (*name, histogram!(STATEMENT_SECONDS_TOTAL, "statement" => *name));
     STATEMENTS.iter().map(handle).collect()
 });
-
-#[cfg(test)]
-impl StoreError {
-    /// No connection, for tests that stand in for the database.
-    pub(crate) fn fake_unavailable() -> StoreError {
-        StoreError::Unavailable(sqlx::Error::PoolTimedOut)
-    }
-
-    /// A refused statement, likewise.
-    pub(crate) fn fake_refusal(sqlstate: &str) -> StoreError {
-        StoreError::Refused { sqlstate: sqlstate.into(), source: sqlx::Error::Protocol("planted".into()) }
-    }
-}

@@ -5,9 +5,10 @@
 
 use std::time::Duration;
 
-use crate::harness::{
-    AckResult, Broker, Cut, Database, PATIENCE, Pop, Popped, Proxy, Road, TestBroker, eventually, numbered,
-};
+use crate::harness::{AckResult, Broker, Database, PATIENCE, Pop, Popped, Road, TestBroker, eventually, numbered};
+use proxy::{Cut, Proxy};
+
+mod proxy;
 
 const GROUP: &str = "g";
 const FLUSH_FAILED: &str = "ack flush failed; lease will expire and redeliver";

@@ -16,7 +16,7 @@ use crate::harness::{Pop, Popped, Road, TestBroker};
 const ROADS: [Road; 3] = [Road::Fused, Road::RegistryOnly, Road::ResolutionOnly];
 const PARTITIONS: [&str; 3] = ["a", "b", "c"];
 const GROUPS: [&str; 2] = ["g", "h"];
-const STEPS: usize = 40;
+const STEPS: usize = 16;
 
 /// How an ack names its lease.
 #[derive(Clone, Copy, Debug)]
@@ -290,7 +290,7 @@ async fn every_road_tells_the_same_story() {
         Some(seed) => vec![seed],
         None => {
             let first = rand::random_range(0..1_000_000_000);
-            (first..first + number("REGENT_IT_HISTORIES").unwrap_or(16)).collect()
+            (first..first + number("REGENT_IT_HISTORIES").unwrap_or(200)).collect()
         }
     };
     println!("seeds {seeds:?}");

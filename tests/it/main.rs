@@ -10,6 +10,7 @@ mod ack_faults;
 mod bad_input;
 mod configure;
 mod crash;
+mod faults;
 mod harness;
 mod health;
 mod histories;

@@ -5,7 +5,6 @@
 //! that loses starts over (`store::acks`). Ids that are not in the ackable span move nothing, so they are looked for
 //! below the cursor *after* the write, newest first, without holding anything up.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, MutexGuard, Semaphore};
@@ -13,7 +12,6 @@ use uuid::Uuid;
 
 use super::item::{AckAnswer, AckError, AckItem, Acked, Release};
 use super::plan::{Call, Group};
-use super::port::AckStore;
 use crate::broker::ack_decision::{
     AckStatus, Effect, Place, Position, ResolvedItem, RetryPolicy, Verdict, dead_letter_reason, decide, verdict,
 };
@@ -24,7 +22,7 @@ use crate::store::acks::{
     CursorRow, CursorWrite, Guard, HashRow, NotBefore, OPEN_PAGE_OFFSETS, PAGE_OFFSETS_MAX, SpanRead, torn_hashes,
 };
 use crate::store::dead_letters::NewDeadLetter;
-use crate::store::{StoreError, StoreResult};
+use crate::store::{Store, StoreError, StoreResult};
 
 /// Acks of one partition take turns here, so that they do not lose writes to each other.
 const LANES: usize = 1024;
@@ -39,7 +37,7 @@ const REASON_BYTES_MAX: usize = 65_536;
 
 /// Runs groups through full hash resolution.
 pub struct Settler {
-    store: Arc<dyn AckStore>,
+    store: Store,
     lanes: Box<[Mutex<()>]>,
     deep: Semaphore,
     checkout_timeout: Duration,
@@ -78,7 +76,7 @@ enum Written {
 
 impl Settler {
     /// `checkout_timeout` bounds the wait for a turn, `lookup_timeout` the search for a lost answer.
-    pub fn new(store: Arc<dyn AckStore>, checkout_timeout: Duration, lookup_timeout: Duration) -> Settler {
+    pub fn new(store: Store, checkout_timeout: Duration, lookup_timeout: Duration) -> Settler {
         Settler {
             store,
             lanes: (0..LANES).map(|_| Mutex::new(())).collect(),
@@ -256,7 +254,8 @@ impl Settler {
         match self.store.settle(guard, write, letter).await {
             Ok(true) => Ok(Written::Landed),
             Ok(false) => Ok(Written::Raced),
-            Err(error @ StoreError::Refused { .. }) if error.is_transient() => Ok(Written::Raced),
+            // A timeout is no race: somebody holds the row, and trying again would only wait again.
+            Err(error) if error.is_conflict() => Ok(Written::Raced),
             Err(StoreError::OutcomeUnknown { .. }) => {
                 let looked_up = tokio::time::timeout(self.lookup_timeout, self.write_again(guard, write, letter)).await;
                 Ok(looked_up.unwrap_or(Written::InDoubt))

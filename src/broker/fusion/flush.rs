@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::broker::ack::meter::AckMeter;
-use crate::broker::ack::port::AckStore;
 use crate::broker::fusion_batch::halves;
 use crate::store::acks::{OnLocked, PositionalAdvance};
-use crate::store::{StoreError, StoreResult};
+use crate::store::{Store, StoreError, StoreResult};
 
 /// Statements that one failing flush may cost.
 const STATEMENTS_MAX: usize = 64;
@@ -34,7 +33,7 @@ pub enum Flushed {
 
 /// Runs advances.
 pub struct Flusher {
-    store: Arc<dyn AckStore>,
+    store: Store,
     flush_timeout: Duration,
     lookup_timeout: Duration,
     meter: Arc<AckMeter>,
@@ -42,12 +41,7 @@ pub struct Flusher {
 
 impl Flusher {
     /// `flush_timeout` bounds a statement that the server never answers, `lookup_timeout` the search for its outcome.
-    pub fn new(
-        store: Arc<dyn AckStore>,
-        flush_timeout: Duration,
-        lookup_timeout: Duration,
-        meter: Arc<AckMeter>,
-    ) -> Flusher {
+    pub fn new(store: Store, flush_timeout: Duration, lookup_timeout: Duration, meter: Arc<AckMeter>) -> Flusher {
         Flusher { store, flush_timeout, lookup_timeout, meter }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{Client, Database, panics};
+use super::{Client, Database, Proxy, panics};
 
 /// How acks are settled (`spec/ack.md` §7): the answers must be the same on all three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +29,24 @@ pub struct Broker {
 impl Broker {
     /// Starts a broker on a database.
     pub async fn start(url: &str, road: Road) -> Broker {
+        Broker::launch(url, road, |_| {}).await
+    }
+
+    /// Starts one that gives up on a database that does not answer before a test would.
+    pub async fn start_impatient(url: &str, road: Road) -> Broker {
+        Broker::launch(url, road, |config| {
+            config.postgres.pool_checkout_timeout_ms = 1_500;
+            config.postgres.statement_timeout_ms = 1_500;
+        })
+        .await
+    }
+
+    async fn launch(url: &str, road: Road, set: impl FnOnce(&mut regent::config::Config)) -> Broker {
         panics::watch();
         let data_dir = TempDir::with_prefix("regent-it-data-").unwrap();
-        let app = regent::app::App::start(config(url, road, data_dir.path())).await.expect("the broker starts");
+        let mut config = config(url, road, data_dir.path());
+        set(&mut config);
+        let app = regent::app::App::start(config).await.expect("the broker starts");
         let client = Client::new(app.local_addr());
         Broker { app: Some(app), client, _data_dir: data_dir }
     }
@@ -110,6 +125,21 @@ impl TestBroker {
         let db = Database::migrated().await;
         let broker = Broker::start(&db.url, road).await;
         TestBroker { broker, db }
+    }
+
+    /// With short timeouts.
+    pub async fn impatient(road: Road) -> TestBroker {
+        let db = Database::migrated().await;
+        let broker = Broker::start_impatient(&db.url, road).await;
+        TestBroker { broker, db }
+    }
+
+    /// With a wire to PostgreSQL that can be cut.
+    pub async fn behind_a_proxy(road: Road) -> (TestBroker, Proxy) {
+        let db = Database::migrated().await;
+        let proxy = Proxy::to(&db).await;
+        let broker = Broker::start_impatient(&proxy.url, road).await;
+        (TestBroker { broker, db }, proxy)
     }
 
     /// One more broker on the same database.

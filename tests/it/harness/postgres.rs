@@ -3,6 +3,7 @@
 //! A test that passes leaves its database, emptied, to a later one: making the files of a fresh clone costs more than
 //! most tests. No two tests ever share one at the same time, and that of a failed test is never touched again.
 
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Mutex as StdMutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +13,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tokio::sync::{Mutex, OnceCell};
 
-use super::server::Server;
+use super::server::{Server, Upstream};
 use super::{brokers, eventually};
 
 /// Names of emptied databases.
@@ -86,6 +87,20 @@ impl Database {
         let options = PgConnectOptions::from_str(&url).unwrap();
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
         Database { url, pool, name, is_migrated }
+    }
+
+    /// Where its server listens.
+    pub fn upstream(&self) -> Upstream {
+        let options = self.pool.connect_options();
+        match options.get_socket() {
+            Some(directory) => Upstream::Socket(directory.join(format!(".s.PGSQL.{}", options.get_port()))),
+            None => Upstream::Tcp(options.get_host().to_owned(), options.get_port()),
+        }
+    }
+
+    /// Its URL by way of another address.
+    pub fn url_at(&self, address: SocketAddr) -> String {
+        Server::of_this_run().url_at(&self.name, address)
     }
 
     /// Runs one statement.

@@ -76,14 +76,14 @@ impl Database {
         .unwrap()
     }
 
-    /// All dead letters, oldest offset first.
+    /// All dead letters, by offset, then oldest first.
     pub async fn dead_letters(&self) -> Vec<DeadLetter> {
         sqlx::query_as(
             "SELECT queue_name, partition_name, group_name, log_offset, message_id::text AS message_id, transaction_id,
                     convert_from(payload, 'UTF8') AS payload, reason, retry_count,
                     to_char(message_created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')
                         AS message_created_at
-               FROM queen.dead_letters ORDER BY partition_id, log_offset",
+               FROM queen.dead_letters ORDER BY partition_id, log_offset, failed_at, id",
         )
         .fetch_all(&self.pool)
         .await

@@ -7,6 +7,7 @@
 //! started and removes the directory.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,13 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::eventually_blocking;
+
+/// Where the server listens.
+#[derive(Clone, Debug)]
+pub enum Upstream {
+    Socket(PathBuf),
+    Tcp(String, u16),
+}
 
 /// Where the tests find PostgreSQL.
 pub struct Server {
@@ -37,6 +45,13 @@ impl Server {
     /// The URL of one database of this server.
     pub fn url(&self, database: &str) -> String {
         format!("{}/{database}{}", self.base, self.query)
+    }
+
+    /// The URL of one database of this server by way of another address.
+    pub fn url_at(&self, database: &str, address: SocketAddr) -> String {
+        let (scheme, rest) = self.base.split_once("://").expect("a URL");
+        let credentials = rest.rsplit_once('@').map_or(String::new(), |(credentials, _)| format!("{credentials}@"));
+        format!("{scheme}://{credentials}{address}/{database}?sslmode=disable")
     }
 
     fn outside(url: &str) -> Server {
