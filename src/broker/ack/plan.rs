@@ -60,44 +60,66 @@ pub struct Plan {
 pub fn plan(call: &Call, ids: IdSpace) -> Plan {
     // Such a name cannot have a cursor, and PostgreSQL would refuse the NUL with an error of its own.
     let nameable = call.group_name.len() <= NAME_BYTES_MAX && !call.group_name.contains('\0');
-    let mut plan = Plan { answers: vec![None; call.items.len()], lanes: Vec::new() };
-    let mut lane_of = HashMap::new();
-    let mut group_of = HashMap::new();
+    let mut answers = vec![None; call.items.len()];
+    let mut lanes = Lanes::default();
     let mut last: Option<(&AckItem, (usize, usize))> = None;
     for (nth, item) in call.items.iter().enumerate() {
         let at = match last {
             // Whole batches share both ids: no look-up for those.
             Some((before, at)) if before.lease == item.lease && before.target == item.target => at,
             _ => {
-                let known = match &item.target {
+                let partition = match &item.target {
                     AckTarget::NotUuid(text) => Err(AckError::NotUuid(text.clone())),
                     AckTarget::Partition(wire) => {
                         ids.partition_of(*wire).filter(|_| nameable).ok_or(AckError::ConsumerNotFound)
                     }
                 };
-                let partition = match known {
-                    Ok(partition) => partition,
+                match partition {
+                    Ok(partition) => lanes.place_of(partition, item.lease),
                     Err(error) => {
-                        plan.answers[nth] = Some(AckAnswer::refused(error));
+                        answers[nth] = Some(AckAnswer::refused(error));
                         continue;
                     }
-                };
-                let lanes = &mut plan.lanes;
-                let lane = *lane_of.entry(partition).or_insert_with(|| {
-                    lanes.push(Vec::new());
-                    lanes.len() - 1
-                });
-                let group = *group_of.entry((partition, item.lease)).or_insert_with(|| {
-                    lanes[lane].push(Group { partition, lease: item.lease, members: Vec::new() });
-                    lanes[lane].len() - 1
-                });
-                (lane, group)
+                }
             }
         };
-        plan.lanes[at.0][at.1].members.push(nth as u32);
+        lanes.lanes[at.0][at.1].members.push(nth as u32);
         last = Some((item, at));
     }
-    plan
+    Plan { answers, lanes: lanes.lanes }
+}
+
+/// The groups of a call while it is being split. Most calls have one; the maps are made for the others.
+#[derive(Default)]
+struct Lanes {
+    lanes: Vec<Vec<Group>>,
+    lane_of: HashMap<PartitionId, usize>,
+    group_of: HashMap<(PartitionId, LeaseClaim), (usize, usize)>,
+}
+
+impl Lanes {
+    /// Lane and place of a group, made if it is new.
+    fn place_of(&mut self, partition: PartitionId, lease: LeaseClaim) -> (usize, usize) {
+        let group = || Group { partition, lease, members: Vec::new() };
+        if self.lanes.is_empty() {
+            self.lanes.push(vec![group()]);
+            return (0, 0);
+        }
+        if self.group_of.is_empty() {
+            let first = &self.lanes[0][0];
+            self.lane_of.insert(first.partition, 0);
+            self.group_of.insert((first.partition, first.lease), (0, 0));
+        }
+        let lanes = &mut self.lanes;
+        *self.group_of.entry((partition, lease)).or_insert_with(|| {
+            let lane = *self.lane_of.entry(partition).or_insert_with(|| {
+                lanes.push(Vec::new());
+                lanes.len() - 1
+            });
+            lanes[lane].push(group());
+            (lane, lanes[lane].len() - 1)
+        })
+    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl Default for AckSettings {
             fusion: true,
             serial: false,
             registry_bytes_max: 64 << 20,
-            shards: 8,
+            shards: std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2).min(8)),
             threads: std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(4)),
             rows_max: 1000,
             bytes_max: 1 << 20,
