@@ -7,6 +7,7 @@
 
 mod ack;
 mod ack_faults;
+mod ack_history;
 mod bad_input;
 mod configure;
 mod crash;

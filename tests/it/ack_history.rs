@@ -1,0 +1,332 @@
+//! Random histories against a model that keeps the fate of every message (I1, I4, I5): what is delivered, what every ack
+//! is answered, and the rows after each step. `histories.rs` compares the roads with each other; this one says that the
+//! story they agree on is the right one.
+//!
+//! A failure prints the shortest history that proptest finds. `REGENT_ACK_HISTORIES=<n>` runs more.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use serde_json::json;
+
+use crate::harness::{Pop, Popped, Road, TestBroker};
+use model::{Claim, Letter, Model, Options, Row, Said, Status, Told};
+
+mod model;
+
+const PARTITIONS: usize = 2;
+const GROUPS: [&str; 2] = ["g", "h"];
+const HISTORIES: u32 = 120;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Push { partition: usize, ids: Vec<u8> },
+    Pop { partition: usize, group: usize, batch: usize },
+    Ack { group: usize, leases: Vec<LeaseRef>, picks: Vec<Pick> },
+    Extend { nth_last: usize },
+    Expire,
+    ReleaseHeld,
+    Seek { to: i64 },
+    Purge { partition: usize, to: usize },
+    Retain { partition: usize, to: usize },
+}
+
+/// A batch that the group has popped, counted from the latest, and how the ack names its lease.
+#[derive(Clone, Copy, Debug)]
+struct LeaseRef {
+    nth_last: usize,
+    naming: u8,
+}
+
+/// What the ack says of it.
+#[derive(Clone, Debug)]
+enum Pick {
+    /// Everything delivered, as completed: what the fast path is for.
+    Whole,
+    /// One message of the batch.
+    One(usize, u8),
+    /// Any id.
+    Id(u8, u8),
+}
+
+fn status(kind: u8) -> Status {
+    [Status::Retry, Status::Failed, Status::Failed, Status::Dlq]
+        .get(usize::from(kind % 10))
+        .copied()
+        .unwrap_or(Status::Completed)
+}
+
+fn word(status: Status) -> &'static str {
+    match status {
+        Status::Completed => "completed",
+        Status::Retry => "retry",
+        Status::Failed => "failed",
+        Status::Dlq => "dlq",
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let partition = 0..PARTITIONS;
+    let group = 0..GROUPS.len();
+    let nth_last = prop_oneof![6 => Just(0usize), 2 => Just(1), 1 => 2usize..5];
+    let lease = (nth_last, 0u8..14).prop_map(|(nth_last, naming)| LeaseRef { nth_last, naming });
+    let leases = prop_oneof![4 => prop::collection::vec(lease.clone(), 1), 1 => prop::collection::vec(lease, 2)];
+    let pick = prop_oneof![
+        1 => Just(Pick::Whole),
+        6 => (0usize..8, any::<u8>()).prop_map(|(nth, kind)| Pick::One(nth, kind)),
+        1 => (0u8..40, any::<u8>()).prop_map(|(id, kind)| Pick::Id(id, kind)),
+    ];
+    let picks = prop_oneof![2 => Just(vec![Pick::Whole]), 3 => prop::collection::vec(pick, 1..4)];
+    let ids = prop::collection::vec(0u8..40, 1..6);
+    prop_oneof![
+        4 => (partition.clone(), ids).prop_map(|(partition, ids)| Op::Push { partition, ids }),
+        8 => (partition.clone(), group.clone(), 1usize..7).prop_map(|(partition, group, batch)| Op::Pop { partition, group, batch }),
+        12 => (group, leases, picks).prop_map(|(group, leases, picks)| Op::Ack { group, leases, picks }),
+        1 => (0usize..3).prop_map(|nth_last| Op::Extend { nth_last }),
+        1 => Just(Op::Expire),
+        1 => Just(Op::ReleaseHeld),
+        1 => (-1i64..12).prop_map(|to| Op::Seek { to }),
+        1 => (partition.clone(), 0usize..12).prop_map(|(partition, to)| Op::Purge { partition, to }),
+        1 => (partition, 0usize..12).prop_map(|(partition, to)| Op::Retain { partition, to }),
+    ]
+}
+
+/// One history on a queue of its own.
+struct Run<'a> {
+    broker: &'a TestBroker,
+    queue: String,
+    model: Model,
+    /// Every delivery: (group, partition, what).
+    pops: Vec<(usize, usize, Popped)>,
+}
+
+fn name(partition: usize) -> String {
+    format!("p{partition}")
+}
+
+impl Run<'_> {
+    async fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
+        match op {
+            Op::Push { partition, ids } => {
+                // One request is one segment, and it collapses equal ids; so each message is pushed on its own.
+                for id in ids {
+                    let id = format!("m{id}");
+                    self.broker.push_ids(&self.queue, &name(*partition), [&id]).await;
+                    self.model.push(*partition, &[id]);
+                }
+            }
+            Op::Pop { partition, group, batch } => {
+                let pop = Pop::partition(&self.queue, &name(*partition)).group(GROUPS[*group]).all();
+                let popped = self.broker.pop(&pop.batch(*batch as i64).lease(3600)).await;
+                let expected = self.model.pop(*partition, *group, self.pops.len(), *batch);
+                prop_assert_eq!(popped.ids(), expected, "delivered");
+                if !popped.is_empty() {
+                    self.pops.push((*group, *partition, popped));
+                }
+            }
+            Op::Ack { group, leases, picks } => self.ack(*group, leases, picks).await?,
+            Op::Extend { nth_last } => {
+                if let Some((.., popped)) = self.pops.iter().rev().nth(*nth_last) {
+                    self.broker.extend(&popped.lease_id, 7200).await;
+                }
+            }
+            Op::Expire => {
+                self.model.expire();
+                self.cursors("SET lease_expires_at = now() - interval '1 minute' WHERE c.worker_id IS NOT NULL AND")
+                    .await;
+            }
+            Op::ReleaseHeld => {
+                self.model.release_held();
+                self.cursors("SET not_before = NULL WHERE").await;
+            }
+            Op::Seek { to } => {
+                // As the route does: never past the end of a partition.
+                let to = (*to).min((0..PARTITIONS).map(|p| self.model.count(p) as i64 - 1).min().unwrap_or(-1));
+                self.model.seek(to);
+                let set = format!(
+                    "SET committed = {to}, worker_id = NULL, batch_end = NULL, lease_expires_at = NULL, \
+                     batch_retry_count = 0, not_before = NULL WHERE"
+                );
+                self.cursors(&set).await;
+            }
+            Op::Purge { partition, to } => {
+                let to = (*to).min(self.model.count(*partition));
+                self.model.purge(*partition, to);
+                self.log(
+                    *partition,
+                    &format!("UPDATE queen.log_partitions SET txns_start = greatest(txns_start, {to}) WHERE id = $1"),
+                )
+                .await;
+                self.log(
+                    *partition,
+                    &format!("DELETE FROM queen.log_txns WHERE partition_id = $1 AND base_offset < {to}"),
+                )
+                .await;
+            }
+            Op::Retain { partition, to } => {
+                let to = (*to).min(self.model.count(*partition));
+                self.model.retain(*partition, to);
+                self.log(
+                    *partition,
+                    &format!("UPDATE queen.log_partitions SET log_start = greatest(log_start, {to}) WHERE id = $1"),
+                )
+                .await;
+                self.log(
+                    *partition,
+                    &format!("DELETE FROM queen.log_segments WHERE partition_id = $1 AND base_offset < {to}"),
+                )
+                .await;
+            }
+        }
+        prop_assert_eq!(self.rows().await, self.model.rows(), "rows");
+        prop_assert_eq!(&self.letters().await, self.model.letters(), "dead letters");
+        Ok(())
+    }
+
+    async fn ack(&mut self, group: usize, leases: &[LeaseRef], picks: &[Pick]) -> Result<(), TestCaseError> {
+        let mine: Vec<usize> = (0..self.pops.len()).filter(|nth| self.pops[*nth].0 == group).collect();
+        let mut said = Vec::new();
+        for LeaseRef { nth_last, naming } in leases {
+            let Some(pop) = mine.iter().rev().nth(*nth_last).copied() else { continue };
+            let claim = match naming {
+                0 => Claim::None,
+                1 => Claim::Of(usize::from(*naming) % self.pops.len()),
+                _ => Claim::Of(pop),
+            };
+            let partition = self.pops[pop].1;
+            let ids = self.pops[pop].2.ids();
+            let mut say = |id: &str, status| {
+                let reason = (said.len() % 3 == 0).then(|| format!("reason {}", said.len()));
+                said.push(Said { partition, id: id.to_owned(), claim, status, reason });
+            };
+            for pick in picks {
+                match pick {
+                    Pick::Whole => ids.iter().for_each(|id| say(id, Status::Completed)),
+                    Pick::One(nth, kind) => say(ids[nth % ids.len()], status(*kind)),
+                    Pick::Id(id, kind) => say(&format!("m{id}"), status(*kind)),
+                }
+            }
+        }
+        if said.is_empty() {
+            return Ok(());
+        }
+        let partition_id =
+            |partition: usize| self.pops.iter().find(|(_, p, _)| *p == partition).unwrap().2.partition_id.clone();
+        let items = said.iter().map(|item| {
+            let lease = match item.claim {
+                Claim::None => "",
+                Claim::Of(pop) => &self.pops[pop].2.lease_id,
+            };
+            json!({ "transactionId": item.id, "partitionId": partition_id(item.partition), "leaseId": lease,
+                    "status": word(item.status), "error": item.reason })
+        });
+        let results = self.broker.ack(GROUPS[group], items.collect()).await;
+        let told: Vec<Told> = results
+            .iter()
+            .map(|r| {
+                let outcome = match &r.error {
+                    None => Ok(()),
+                    Some(error) => Err(KNOWN.into_iter().find(|known| known == error).unwrap_or("some other error")),
+                };
+                assert_eq!(r.success, outcome.is_ok(), "{r:?}");
+                (outcome, r.lease_released, r.dlq, r.noop)
+            })
+            .collect();
+        let expected = self.model.ack(group, GROUPS[group], &said);
+        prop_assert_eq!(told, expected, "answers to {:?}", said);
+        Ok(())
+    }
+
+    async fn cursors(&self, what: &str) {
+        let sql = format!(
+            "UPDATE queen.log_consumers c {what} c.partition_id IN (SELECT p.id FROM queen.log_partitions p
+               JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1)"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(sql)).bind(&self.queue).execute(&self.broker.db.pool).await.unwrap();
+    }
+
+    async fn log(&self, partition: usize, sql: &str) {
+        let id: Option<i64> = sqlx::query_scalar(
+            "SELECT p.id FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1 AND p.name = $2",
+        )
+        .bind(&self.queue)
+        .bind(name(partition))
+        .fetch_optional(&self.broker.db.pool)
+        .await
+        .unwrap();
+        if let Some(id) = id {
+            sqlx::query(sqlx::AssertSqlSafe(sql.to_owned())).bind(id).execute(&self.broker.db.pool).await.unwrap();
+        }
+    }
+
+    async fn rows(&self) -> BTreeMap<(usize, usize), Row> {
+        let mut rows = BTreeMap::new();
+        for partition in 0..PARTITIONS {
+            for (group, group_name) in GROUPS.iter().enumerate() {
+                let found = self.broker.db.find_cursor(&self.queue, &name(partition), group_name).await;
+                let Some(cursor) = found else { continue };
+                let pop = cursor.worker.map(|worker| {
+                    self.pops
+                        .iter()
+                        .position(|(.., popped)| popped.lease_id == worker)
+                        .expect("a lease that no pop was told of")
+                });
+                let held = cursor.held_for.is_some_and(|seconds| seconds > 0.0);
+                let row = (cursor.committed, cursor.batch_end, pop, cursor.leased, cursor.batch_retry_count, held);
+                rows.insert((partition, group), row);
+            }
+        }
+        rows
+    }
+
+    async fn letters(&self) -> BTreeMap<(usize, usize), Vec<Letter>> {
+        let filed: Vec<(String, String, i64, String, String, i32)> = sqlx::query_as(
+            "SELECT partition_name, group_name, log_offset, transaction_id, reason, retry_count
+               FROM queen.dead_letters WHERE queue_name = $1 ORDER BY failed_at, id",
+        )
+        .bind(&self.queue)
+        .fetch_all(&self.broker.db.pool)
+        .await
+        .unwrap();
+        let mut letters: BTreeMap<_, Vec<Letter>> = BTreeMap::new();
+        for (partition, group, offset, id, reason, retries) in filed {
+            let partition = (0..PARTITIONS).find(|p| name(*p) == partition).unwrap();
+            let group = GROUPS.iter().position(|g| *g == group).unwrap();
+            letters.entry((partition, group)).or_default().push((offset, id, reason, retries));
+        }
+        letters
+    }
+}
+
+const KNOWN: [&str; 5] = [model::NO_CONSUMER, model::STALE, model::PASSED, model::UNRESOLVABLE, model::REJECTED];
+
+#[test]
+fn the_story_is_that_of_per_message_receipts() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let broker = runtime.block_on(TestBroker::on(Road::Fused));
+    let cases = std::env::var("REGENT_ACK_HISTORIES").ok().and_then(|text| text.parse().ok()).unwrap_or(HISTORIES);
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
+    let options = (0i32..3, prop::bool::weighted(0.3), prop::bool::weighted(0.7));
+    let number = std::cell::Cell::new(0);
+    let outcome = TestRunner::new(config).run(&(options, prop::collection::vec(op(), 1..40)), |(options, ops)| {
+        let (retry_limit, holds, dead_letters) = options;
+        let queue = format!("q{}", number.replace(number.get() + 1));
+        let model = Model::new(Options { retry_limit, holds, dead_letters }, PARTITIONS);
+        let mut run = Run { broker: &broker, queue, model, pops: Vec::new() };
+        runtime.block_on(async {
+            let delay = if holds { 3_600_000 } else { 0 };
+            let options = json!({ "retryLimit": retry_limit, "retryDelay": delay, "dedupWindowSeconds": 0,
+                                  "deadLetterQueue": dead_letters, "dlqAfterMaxRetries": false });
+            run.broker.configure(&run.queue, options).await;
+            for op in &ops {
+                run.step(op).await?;
+            }
+            Ok(())
+        })
+    });
+    runtime.block_on(async move { drop(broker) });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+}
