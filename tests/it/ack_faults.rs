@@ -182,14 +182,15 @@ async fn a_row_that_cannot_be_written_fails_alone() {
         let results = broker.ack(GROUP, popped.items("completed")).await;
         broker.db.execute("DROP TRIGGER refuse ON queen.log_consumers").await;
         for (message, result) in popped.messages.iter().zip(&results) {
-            let want = match (message.partition.as_str(), road) {
-                ("p7", Road::ResolutionOnly) => Some("planted"),
-                ("p7", _) => Some(FLUSH_FAILED),
-                _ => None,
+            // The registry is a hint: an ack that misses it takes resolution, whose write PostgreSQL refuses by name.
+            let allowed: &[Option<&str>] = match (message.partition.as_str(), road) {
+                ("p7", Road::ResolutionOnly) => &[Some("planted")],
+                ("p7", _) => &[Some(FLUSH_FAILED), Some("planted")],
+                _ => &[None],
             };
-            assert_eq!(result.error.as_deref(), want, "{road:?} {}: {result:?}", message.partition);
+            assert!(allowed.contains(&result.error.as_deref()), "{road:?} {}: {result:?}", message.partition);
             let committed = broker.db.cursor("q", &message.partition, GROUP).await.committed;
-            assert_eq!(committed, if want.is_none() { 0 } else { -1 }, "{road:?} {}", message.partition);
+            assert_eq!(committed, if message.partition == "p7" { -1 } else { 0 }, "{road:?} {}", message.partition);
         }
     }
 }
