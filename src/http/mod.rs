@@ -8,9 +8,11 @@ pub mod json;
 pub mod lease;
 pub mod meter;
 pub mod metrics;
+pub mod openapi;
 pub mod pop;
 pub mod push;
 pub mod queue;
+pub mod routes;
 pub mod state;
 
 use axum::Router;
@@ -18,28 +20,13 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
 
 use error::{envelope, no_such_route};
 use state::AppState;
 
-/// The route table.
+/// The routes of [`routes::ROUTES`] behind what every request passes.
 pub fn router(state: AppState) -> Router {
-    Router::new()
-        .route("/api/v1/push", post(push::push))
-        // HEAD must not claim, so it is no pop.
-        .route("/api/v1/pop", get(pop::pop_labels).head(no_such_route))
-        .route("/api/v1/pop/queue/{queue}", get(pop::pop_queue).head(no_such_route))
-        .route("/api/v1/pop/queue/{queue}/partition/{partition}", get(pop::pop_partition).head(no_such_route))
-        .route("/api/v1/ack", post(ack::single))
-        .route("/api/v1/ack/batch", post(ack::batch))
-        .route("/api/v1/lease/{lease}/extend", post(lease::extend))
-        .route("/api/v1/configure", post(queue::configure))
-        .route("/api/v1/resources/queues/{queue}", delete(queue::delete))
-        .route("/health", get(health::health))
-        .route("/status", get(health::status))
-        .route("/metrics", get(metrics::json))
-        .route("/metrics/prometheus", get(metrics::prometheus))
+    routes::built()
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)
         .layer(DefaultBodyLimit::max(state.body_bytes_max))

@@ -15,6 +15,7 @@ mod faults;
 mod harness;
 mod health;
 mod histories;
+mod inspection;
 mod lease;
 mod order;
 mod pop;

@@ -1,0 +1,3 @@
+//! The read side of the admin surface (`spec/admin.md`).
+
+mod routes;
