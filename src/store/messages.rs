@@ -82,6 +82,11 @@ impl Store {
 }
 
 impl AppendTx {
+    /// For what other modules of the store do in the same flush.
+    pub(super) fn connection(&mut self) -> &mut Transaction<'static, Postgres> {
+        &mut self.tx
+    }
+
     /// Locks the partitions of these keys that exist, in id order.
     pub async fn lock_partitions(&mut self, keys: &[PartitionKey]) -> StoreResult<Vec<LockedPartition>> {
         partitions::lock(&mut self.tx, keys).await
