@@ -190,6 +190,8 @@ pub const ACK_MISS_REASONS: &[&str] =
 pub const ACK_PATHS: &[&str] = &["fused", "positional", "resolved"];
 /// How an ack item was answered.
 pub const ACK_RESULTS: &[&str] = &["success", "failure"];
+/// How a replay of a dead letter ended.
+pub const DEAD_LETTER_MOVE_RESULTS: &[&str] = &["moved", "duplicate", "gone", "failed"];
 /// Background tasks of the supervisor (`app.rs`).
 pub const LOOPS: &[&str] = &[
     "ready_deadlines",
@@ -222,12 +224,16 @@ pub const STATEMENTS: &[&str] = &[
     "creating partitions",
     "creating queues",
     "deduplication probe",
+    "deleting dead letters",
     "extending a lease",
+    "finding a dead letter",
     "finding a group",
     "finding a partition",
     "finding queues",
     "finding queues by label",
     "heartbeat",
+    "listing dead letters",
+    "locking dead letters",
     "locking partitions",
     "notify",
     "paging partitions",
@@ -325,6 +331,7 @@ metrics! {
     ACK_SECONDS = Histogram(SECONDS) "regent_ack_seconds" ["path" ACK_PATHS], "Time from request to answer of the acks of one lease, by path.";
     ACK_ITEMS = Counter "regent_ack_items_total" ["result" ACK_RESULTS], "Acknowledged messages, by result.";
     DEAD_LETTERS = Counter "regent_dead_letters_total", "Messages moved to the dead-letter table.";
+    DEAD_LETTER_MOVES = Counter "regent_dead_letter_moves_total" ["result" DEAD_LETTER_MOVE_RESULTS], "Replays of dead letters, by result.";
 
     // Other brokers.
     PEERS = Gauge "regent_peers", "Other live brokers on this database.";

@@ -5,6 +5,7 @@ pub mod ack_decision;
 pub mod arbiters;
 pub mod claim;
 pub mod configure;
+pub mod dead_letters;
 pub mod dedup;
 pub mod delivery;
 pub mod directory;
@@ -43,6 +44,7 @@ use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
 use ack::{AckAnswer, AckItem, AckPipeline};
 use configure::ConfigureRequest;
+use dead_letters::DeadLetters;
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
 pub use figures::Figures;
@@ -68,6 +70,7 @@ pub struct Broker {
     push: PushPath,
     pop: PopPath,
     ack: AckPipeline,
+    dead_letters: DeadLetters,
     encryption: Encryption,
 }
 
@@ -97,6 +100,7 @@ impl Broker {
             parking.clone(),
         );
         let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
+        let dead_letters = DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone());
         let push = PushPath::new(queues.clone(), fusion, encryption.clone());
         let released = {
             let ready = ready.clone();
@@ -114,7 +118,7 @@ impl Broker {
             stop,
             settings: Arc::new(settings),
         };
-        Broker { store, queues, groups, ready, peers, push, pop, ack, encryption }
+        Broker { store, queues, groups, ready, peers, push, pop, ack, dead_letters, encryption }
     }
 
     /// `POST /api/v1/push`.
@@ -200,6 +204,11 @@ impl Broker {
     /// How long a pop waits that names no timeout.
     pub fn pop_timeout_default(&self) -> std::time::Duration {
         self.pop.settings.pop_timeout_default
+    }
+
+    /// The dead letters.
+    pub fn dead_letters(&self) -> &DeadLetters {
+        &self.dead_letters
     }
 
     /// The ready index, for the background tasks that feed it.

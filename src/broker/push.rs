@@ -90,7 +90,8 @@ impl Packed {
         self.ids.is_empty()
     }
 
-    fn add(&mut self, frame: &Frame<'_>, hash: TransactionHash) {
+    /// Appends a message.
+    pub(super) fn add(&mut self, frame: &Frame<'_>, hash: TransactionHash) {
         frame.pack(&mut self.body);
         self.hashes.push(hash);
         self.ids.push(frame.id);
@@ -116,8 +117,12 @@ pub struct StoredItem {
 pub enum JobError {
     /// The queue was deleted while the push was on its way: resolve it again.
     QueueGone,
+    /// The dead letter that the job was to replace is gone: nothing was stored.
+    LetterGone,
     /// The transaction failed for good.
     Failed(Arc<str>),
+    /// The connection broke in the commit, and it could not be found out what became of it.
+    Unknown(Arc<str>),
 }
 
 /// Times that a push follows a queue that is deleted and made again under it.
@@ -236,7 +241,8 @@ impl PushPath {
                     let (reply, outcome) = oneshot::channel();
                     let key = PartitionKey { queue: queue.id, name: group.partition.to_owned() };
                     let window = queue.options.dedup_window_seconds;
-                    self.fusion.submit(PushJob { key, window_seconds: window, packed, reply }).await?;
+                    let job = PushJob { key, window_seconds: window, packed, replaces: None, reply };
+                    self.fusion.submit(job).await?;
                     Ok(outcome)
                 }
             });
@@ -332,7 +338,8 @@ fn record(results: &mut [Option<PushResult>], group: &Group<'_>, minted: &[Uuid]
         Err(error) => {
             let error: Arc<str> = match error {
                 JobError::QueueGone => "the queue is being deleted".into(),
-                JobError::Failed(text) => text,
+                JobError::LetterGone => "the dead letter is gone".into(),
+                JobError::Failed(text) | JobError::Unknown(text) => text,
             };
             for index in &group.items {
                 let own = minted[*index];

@@ -1,6 +1,6 @@
 //! One push flush: the transaction that locks partitions, decides duplicates, allocates offsets and stores segments.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
 use uuid::Uuid;
@@ -66,6 +66,7 @@ pub async fn flush(
 ) -> StoreResult<Flushed> {
     let keys: Vec<PartitionKey> = batches.iter().map(|b| b.key.clone()).collect();
     let (mut tx, locked) = lock_all(store, &keys).await?;
+    let mut letters = Letters::lock(&mut tx, batches).await?;
     let known = probe(&mut tx, memory, batches, &locked, look_up).await?;
     let mut segments = Vec::new();
     let mut decided = Vec::with_capacity(batches.len());
@@ -74,7 +75,7 @@ pub async fn flush(
             None => None,
             Some(partition) => {
                 let dedup = known.get(&partition.id);
-                let plan = decide(batch, partition, dedup);
+                let plan = decide(batch, partition, dedup, &mut letters);
                 segments.extend(build_segments(batch, partition, &plan, zstd_level));
                 Some((partition, plan))
             }
@@ -84,7 +85,7 @@ pub async fn flush(
     for (batch, decided) in batches.iter().zip(&decided) {
         outcomes.push(match decided {
             None => batch.jobs.iter().map(|_| Err(JobError::QueueGone)).collect(),
-            Some((partition, plan)) => settle(&mut tx, batch, partition.id, plan, look_up).await?,
+            Some((partition, plan)) => settle(&mut tx, batch, partition.id, plan, &letters, look_up).await?,
         });
     }
     if segments.is_empty() {
@@ -92,6 +93,7 @@ pub async fn flush(
         return Ok(Flushed { outcomes, appended: Vec::new() });
     }
     tx.insert_segments(&segments).await?;
+    letters.delete_replaced(&mut tx).await?;
     tx.commit().await?;
     meter().segments.increment(segments.len() as u64);
     let now = Instant::now();
@@ -107,6 +109,44 @@ pub async fn flush(
         }
     }
     Ok(Flushed { outcomes, appended })
+}
+
+/// The dead letters that jobs of a flush replace (`spec/admin.md` §6.3).
+#[derive(Default)]
+struct Letters {
+    /// Locked, and not replaced by a job before.
+    present: HashSet<Uuid>,
+    /// Their messages are stored by this flush.
+    replaced: Vec<Uuid>,
+}
+
+impl Letters {
+    /// Locks them, after the partitions: the global lock order.
+    async fn lock(tx: &mut AppendTx, batches: &[PartitionBatch]) -> StoreResult<Letters> {
+        let named: Vec<Uuid> = batches.iter().flat_map(|b| &b.jobs).filter_map(|job| job.replaces).collect();
+        if named.is_empty() {
+            return Ok(Letters::default());
+        }
+        let present = tx.lock_dead_letters(&named).await?.into_iter().collect();
+        Ok(Letters { present, replaced: Vec::new() })
+    }
+
+    /// Whether a job that replaces this one may store its messages: then it is taken.
+    fn take(&mut self, replaces: Option<Uuid>) -> bool {
+        let Some(id) = replaces else { return true };
+        let taken = self.present.remove(&id);
+        self.replaced.extend(taken.then_some(id));
+        taken
+    }
+
+    /// Whether it is there still, or nothing is to be replaced.
+    fn stay(&self, replaces: Option<Uuid>) -> bool {
+        replaces.is_none_or(|id| self.present.contains(&id))
+    }
+
+    async fn delete_replaced(&self, tx: &mut AppendTx) -> StoreResult<()> {
+        if self.replaced.is_empty() { Ok(()) } else { tx.delete_dead_letters(&self.replaced).await }
+    }
 }
 
 /// Locks every partition that can exist: missing ones are made first, in a transaction of their own.
@@ -222,12 +262,15 @@ enum Plan {
     Stored(Offset),
     /// The same key is stored by an earlier job of this flush.
     SameFlush(Offset, Uuid),
+    /// Not stored: the dead letter that it was to replace is gone.
+    LetterGone,
 }
 
 fn decide(
     batch: &PartitionBatch,
     partition: &LockedPartition,
     known: Option<&HashMap<TransactionHash, Offset>>,
+    letters: &mut Letters,
 ) -> Vec<Vec<Plan>> {
     let deduplicates = window_of(batch) > 0;
     let mut next = partition.last_offset;
@@ -242,8 +285,14 @@ fn decide(
                     if let Some(offset) = known.and_then(|known| known.get(hash)) {
                         return Plan::Stored(*offset);
                     }
-                    if deduplicates && let Some((offset, original)) = here.get(hash) {
+                    if deduplicates
+                        && letters.stay(job.replaces)
+                        && let Some((offset, original)) = here.get(hash)
+                    {
                         return Plan::SameFlush(*offset, *original);
+                    }
+                    if !letters.take(job.replaces) {
+                        return Plan::LetterGone;
                     }
                     next = next.next();
                     if deduplicates {
@@ -299,24 +348,32 @@ async fn settle(
     batch: &PartitionBatch,
     partition: PartitionId,
     plan: &[Vec<Plan>],
+    letters: &Letters,
     look_up: bool,
 ) -> StoreResult<Vec<JobOutcome>> {
     let mut originals = Originals::default();
     let mut outcomes = Vec::with_capacity(plan.len());
     for (job, plan) in batch.jobs.iter().zip(plan) {
         let mut items = Vec::with_capacity(plan.len());
+        let mut letter_gone = false;
         for (index, item) in plan.iter().enumerate() {
             items.push(match *item {
+                Plan::LetterGone => {
+                    letter_gone = true;
+                    continue;
+                }
                 Plan::Store(offset) => StoredItem { offset, original: None },
                 Plan::SameFlush(offset, id) => StoredItem { offset, original: Some(id) },
                 Plan::Stored(offset) => {
                     let id = originals.id_at(tx, partition, offset).await?;
                     let own = look_up && job.packed.ids.get(index) == Some(&id);
+                    // Moved by somebody else, unless it was this job, unseen.
+                    letter_gone |= !own && !letters.stay(job.replaces);
                     StoredItem { offset, original: (!own).then_some(id) }
                 }
             });
         }
-        outcomes.push(Ok(items));
+        outcomes.push(if letter_gone { Err(JobError::LetterGone) } else { Ok(items) });
     }
     Ok(outcomes)
 }

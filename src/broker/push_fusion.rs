@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::dedup::DedupMemory;
 use super::error::{BrokerError, BrokerResult};
@@ -37,6 +38,8 @@ pub struct PushJob {
     pub window_seconds: i32,
     /// The messages.
     pub packed: Packed,
+    /// The dead letter that the job's one message replaces: it is stored if that still exists, which goes with the commit.
+    pub replaces: Option<Uuid>,
     /// Who waits.
     pub reply: oneshot::Sender<JobOutcome>,
 }
@@ -155,7 +158,7 @@ impl Shard {
     async fn flush(&mut self, jobs: Vec<PushJob>) {
         let partitions = push_flush::by_partition(jobs);
         if partitions.len() == 1 {
-            self.flush_until_known(partitions).await;
+            self.flush_until_known(partitions, false).await;
             return;
         }
         match self.try_flush(&partitions, false).await {
@@ -163,25 +166,26 @@ impl Shard {
             Err(error) => {
                 meter().flush_retries.increment(1);
                 tracing::warn!(%error, partitions = partitions.len(), "push flush failed; trying each partition alone");
+                let look_up = is_unknown(&error);
                 for partition in partitions {
-                    self.flush_until_known(vec![partition]).await;
+                    self.flush_until_known(vec![partition], look_up).await;
                 }
             }
         }
     }
 
     /// Tries one batch again while the cause is passing. A commit whose outcome is unknown is looked up by the next
-    /// try: a stored message that carries an id minted here is this push, not a duplicate (README ruling 7).
-    async fn flush_until_known(&mut self, partitions: Vec<PartitionBatch>) {
+    /// try: a stored message that carries an id minted here is this push, not a duplicate (README ruling 7). `look_up`:
+    /// such a commit may have happened already.
+    async fn flush_until_known(&mut self, partitions: Vec<PartitionBatch>, mut look_up: bool) {
         const PAUSES_MS: [u64; 5] = [0, 20, 100, 400, 1000];
-        let mut look_up = false;
         let mut last = None;
         for pause in PAUSES_MS {
             tokio::time::sleep(Duration::from_millis(pause)).await;
             match self.try_flush(&partitions, look_up).await {
                 Ok(outcomes) => return answer(partitions, outcomes),
                 Err(error) => {
-                    let unknown = matches!(error, crate::store::StoreError::OutcomeUnknown { .. });
+                    let unknown = is_unknown(&error);
                     look_up |= unknown;
                     let passing = unknown || error.is_transient();
                     last = Some(error);
@@ -197,8 +201,9 @@ impl Shard {
         meter().flush_failures.increment(1);
         let error: Arc<str> = error.into();
         for job in partitions.into_iter().flat_map(|p| p.jobs) {
+            let told = if look_up { JobError::Unknown(error.clone()) } else { JobError::Failed(error.clone()) };
             // A producer that hung up does not care.
-            let _ = job.reply.send(Err(JobError::Failed(error.clone())));
+            let _ = job.reply.send(Err(told));
         }
     }
 
@@ -219,6 +224,10 @@ impl Shard {
         self.peers.landed(&flushed.appended);
         Ok(flushed.outcomes)
     }
+}
+
+fn is_unknown(error: &crate::store::StoreError) -> bool {
+    matches!(error, crate::store::StoreError::OutcomeUnknown { .. })
 }
 
 fn answer(partitions: Vec<PartitionBatch>, outcomes: Vec<Vec<JobOutcome>>) {

@@ -1,6 +1,7 @@
 //! Decode, call the broker, encode. No pool, no SQL, no policy.
 
 pub mod ack;
+pub mod dlq;
 pub mod error;
 pub mod extract;
 pub mod health;

@@ -8,7 +8,7 @@ use axum::routing::{self, MethodRouter};
 
 use super::error::no_such_route;
 use super::state::AppState;
-use super::{ack, health, lease, metrics, openapi, pop, push, queue};
+use super::{ack, dlq, health, lease, metrics, openapi, pop, push, queue};
 
 /// Methods that the protocol uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -160,11 +160,11 @@ routes! {
     // Messages and dead letters.
     get "/api/v1/messages" ReadOnly Tenant "Recent messages";
     get "/api/v1/messages/{partition}/{transaction}" ReadOnly Tenant "One message";
-    delete "/api/v1/messages/{partition}/{transaction}" ReadWrite Tenant "Delete the dead letters of one message";
-    post "/api/v1/messages/{partition}/{transaction}/retry" ReadWrite Tenant "Replay the newest dead letter of one message";
-    get "/api/v1/dlq" ReadOnly Tenant "Dead letters, newest first";
-    delete "/api/v1/dlq" Admin Tenant "Delete the dead letters of a queue";
-    post "/api/v1/dlq/{id}/replay" ReadWrite Tenant "Replay one dead letter";
+    delete "/api/v1/messages/{partition}/{transaction}" ReadWrite Tenant "Delete the dead letters of one message" => dlq::delete;
+    post "/api/v1/messages/{partition}/{transaction}/retry" ReadWrite Tenant "Replay the newest dead letter of one message" => dlq::retry;
+    get "/api/v1/dlq" ReadOnly Tenant "Dead letters, newest first" => dlq::list;
+    delete "/api/v1/dlq" Admin Tenant "Delete the dead letters of a queue" => dlq::purge;
+    post "/api/v1/dlq/{id}/replay" ReadWrite Tenant "Replay one dead letter" => dlq::replay;
 
     // Consumer groups.
     get "/api/v1/consumer-groups" ReadOnly Tenant "All groups, by queue";

@@ -11,6 +11,7 @@ mod ack_history;
 mod bad_input;
 mod configure;
 mod crash;
+mod dead_letters;
 mod faults;
 mod harness;
 mod health;

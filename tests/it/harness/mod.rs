@@ -15,7 +15,7 @@ mod rows;
 mod server;
 
 pub use brokers::{Broker, Road, TestBroker};
-pub use client::{AckResult, Client, PushResult, encode, numbered};
+pub use client::{AckResult, Client, PushResult, Reply, encode, numbered};
 pub use eventually::{between_attempts, comes_true, eventually, eventually_blocking, eventually_some};
 pub use keys::{keys_of, member};
 pub use message::{Message, Popped};
