@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use crate::broker::Broker;
 use crate::broker::ack::AckSettings;
 use crate::broker::error::BrokerError;
-use crate::broker::settings::{BrokerSettings, DefaultSubscription};
+use crate::broker::settings::{BrokerSettings, DefaultSubscription, StatisticsSettings};
 use crate::config::{Config, PostgresConfig, SubscriptionMode};
 use crate::http::{self, state::AppState};
 use crate::metrics::Kind;
@@ -238,6 +238,7 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
             Ok::<(), BrokerError>(())
         }
     });
+    spawn_statistics(supervisor, broker);
     let broker = broker.clone();
     supervisor.spawn("sweep", move |stop| {
         let broker = broker.clone();
@@ -247,6 +248,38 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
                 count_pass("sweep", swept.is_ok());
                 if let Err(error) = swept {
                     tracing::warn!(%error, "background sweep failed; next pass as planned");
+                }
+            }
+            Ok::<(), BrokerError>(())
+        }
+    });
+}
+
+/// The loops behind the admin routes.
+fn spawn_statistics(supervisor: &Supervisor, broker: &Broker) {
+    let statistics = broker.inspection().statistics().clone();
+    supervisor.spawn("statistics", move |stop| {
+        let statistics = statistics.clone();
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(statistics.interval())).await.is_some() {
+                let Some(done) = stop.run_until_cancelled(statistics.cycle()).await else { break };
+                count_pass("statistics", done.is_ok());
+                if let Err(error) = done {
+                    tracing::warn!(%error, "statistics are late; next cycle as planned");
+                }
+            }
+            Ok::<(), BrokerError>(())
+        }
+    });
+    let statistics = broker.inspection().statistics().clone();
+    supervisor.spawn("segment_sizes", move |stop| {
+        let statistics = statistics.clone();
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(statistics.sizes_interval())).await.is_some() {
+                let Some(done) = stop.run_until_cancelled(statistics.sizes_turn()).await else { break };
+                count_pass("segment_sizes", done.is_ok());
+                if let Err(error) = done {
+                    tracing::warn!(%error, "segment sizes are late; next pass as planned");
                 }
             }
             Ok::<(), BrokerError>(())
@@ -380,7 +413,20 @@ fn broker_settings(config: &Config) -> BrokerSettings {
             SubscriptionMode::All => DefaultSubscription::All,
         },
         ack: ack_settings(config),
+        statistics: statistics_settings(config),
         encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
+    }
+}
+
+fn statistics_settings(config: &Config) -> StatisticsSettings {
+    let set = &config.statistics;
+    StatisticsSettings {
+        interval: Duration::from_millis(set.stats_interval_ms),
+        sizes_interval: Duration::from_millis(set.retained_bytes_interval_ms),
+        flush_interval: Duration::from_millis(set.metrics_flush_ms),
+        keep: Duration::from_secs(u64::from(set.metrics_retention_days) * 86_400),
+        queues_max: set.metrics_queues_max,
+        safe_floor_ms: set.safe_floor_ms,
     }
 }
 

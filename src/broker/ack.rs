@@ -26,6 +26,7 @@ pub use item::{AckAnswer, AckError, AckItem, AckTarget, Acked, LeaseClaim, Relea
 pub use settings::AckSettings;
 
 use crate::broker::ack_decision::AckStatus;
+use crate::broker::activity::Activity;
 use crate::broker::arbiters::Arbiters;
 use crate::broker::directory::Home;
 use crate::broker::fusion::flush::{Flushed, Flusher};
@@ -62,6 +63,7 @@ struct Inner {
     serial: Option<Mutex<()>>,
     listener: Arc<dyn ReleaseListener>,
     meter: Arc<AckMeter>,
+    activity: Arc<Activity>,
     checkout_timeout: Duration,
 }
 
@@ -79,8 +81,13 @@ impl fmt::Debug for AckPipeline {
 
 impl AckPipeline {
     /// Starts the path, and the threads of its actors. `listener` hears of every (partition, group) that an ack made
-    /// claimable, after COMMIT. Must be called on the runtime of the database connections.
-    pub fn start(store: Store, settings: AckSettings, listener: Arc<dyn ReleaseListener>) -> AckPipeline {
+    /// claimable, after COMMIT; `activity` of what was acknowledged. Must be called on the runtime of the database connections.
+    pub fn start(
+        store: Store,
+        settings: AckSettings,
+        listener: Arc<dyn ReleaseListener>,
+        activity: Arc<Activity>,
+    ) -> AckPipeline {
         let meter = Arc::new(AckMeter::new());
         let (flush, lookup) = (settings.flush_timeout, settings.lookup_timeout);
         let flusher = Arc::new(Flusher::new(store.clone(), flush, lookup, meter.clone()));
@@ -97,6 +104,7 @@ impl AckPipeline {
             serial: settings.serial.then(|| Mutex::new(())),
             listener,
             meter,
+            activity,
             checkout_timeout: settings.checkout_timeout,
         };
         AckPipeline { inner: Arc::new(inner) }
@@ -253,6 +261,7 @@ impl Inner {
         };
         let settled = self.settler.settle(call, group, in_doubt).await;
         if let Some(Change { group: id, holder, release }) = settled.change {
+            self.note(call, group, id, &settled.answers);
             if let (Some(home), Some(holder)) = (&self.home, holder) {
                 home.dropped(group.partition, id, Some(holder));
             }
@@ -261,6 +270,13 @@ impl Inner {
             }
         }
         settled.answers
+    }
+
+    /// Counts for the minute buckets; a nack counts as failed, whether or not it was answered with success.
+    fn note(&self, call: &Call, group: &Group, id: GroupId, answers: &[AckAnswer]) {
+        let pairs = group.items(call).zip(answers);
+        let done = pairs.filter(|(item, answer)| item.status == AckStatus::Completed && answer.outcome.is_ok()).count();
+        self.activity.acked(id, done as u64, (answers.len() - done) as u64);
     }
 
     async fn fast(&self, call: &Call, group: &Group) -> Fast {
@@ -319,6 +335,7 @@ impl Inner {
         self.meter.hits.increment(1);
         match flushed {
             Flushed::Committed => {
+                self.activity.acked(hit.advance.group, group.len() as u64, 0);
                 let done = AckAnswer { outcome: Ok(Acked::Done { dlq: false }), lease_released: true, conflated: None };
                 let mut answers = vec![done; group.len()];
                 if let Some(first) = answers.first_mut() {

@@ -2,6 +2,7 @@
 
 pub mod ack;
 pub mod ack_decision;
+pub mod activity;
 pub mod arbiters;
 pub mod claim;
 pub mod configure;
@@ -17,6 +18,7 @@ pub mod fusion;
 pub mod fusion_batch;
 pub mod grants;
 pub mod group;
+pub mod inspection;
 pub mod lease;
 pub mod meter;
 pub mod parking;
@@ -32,6 +34,7 @@ pub mod ready_group;
 pub mod resolver;
 pub mod segment;
 pub mod settings;
+pub mod statistics;
 pub mod waiter;
 
 use std::sync::Arc;
@@ -43,6 +46,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
 use ack::{AckAnswer, AckItem, AckPipeline};
+use activity::Activity;
 use configure::ConfigureRequest;
 use dead_letters::DeadLetters;
 use encryption::Encryption;
@@ -50,6 +54,7 @@ use error::{BrokerError, BrokerResult};
 pub use figures::Figures;
 use grants::Grants;
 use group::GroupDirectory;
+use inspection::Inspection;
 use parking::Parking;
 use peers::Peers;
 use pop::{PopAnswer, PopPath, PopRequest};
@@ -58,6 +63,7 @@ use push_fusion::PushFusion;
 use queue::{Queue, QueueDirectory};
 use ready::ReadyIndex;
 use settings::BrokerSettings;
+use statistics::Statistics;
 
 /// The only door that HTTP may use. A cheap clone; every method is a short delegation.
 #[derive(Clone, Debug)]
@@ -72,6 +78,8 @@ pub struct Broker {
     ack: AckPipeline,
     dead_letters: DeadLetters,
     encryption: Encryption,
+    activity: Arc<Activity>,
+    inspection: Inspection,
 }
 
 /// Outcome of a lease extension.
@@ -91,6 +99,7 @@ impl Broker {
         let ready = ReadyIndex::new(store.clone(), queues.clone());
         let encryption = Encryption::new(settings.encryption_key);
         let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
+        let activity = Arc::<Activity>::default();
         let peers = Peers::new(
             settings.name.clone(),
             store.clone(),
@@ -98,6 +107,7 @@ impl Broker {
             groups.clone(),
             ready.clone(),
             parking.clone(),
+            activity.clone(),
         );
         let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
         let dead_letters = DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone());
@@ -106,7 +116,9 @@ impl Broker {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
         };
-        let ack = AckPipeline::start(store.clone(), settings.ack.clone(), Arc::new(released));
+        let ack = AckPipeline::start(store.clone(), settings.ack.clone(), Arc::new(released), activity.clone());
+        let statistics = Statistics::new(store.clone(), activity.clone(), settings.statistics);
+        let inspection = Inspection::new(store.clone(), statistics, settings.statistics.safe_floor_ms);
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),
@@ -118,7 +130,7 @@ impl Broker {
             stop,
             settings: Arc::new(settings),
         };
-        Broker { store, queues, groups, ready, peers, push, pop, ack, dead_letters, encryption }
+        Broker { store, queues, groups, ready, peers, push, pop, ack, dead_letters, encryption, activity, inspection }
     }
 
     /// `POST /api/v1/push`.
@@ -126,6 +138,9 @@ impl Broker {
         meter::meter().push_asked(items);
         let results = self.push.push(items, producer_sub).await;
         meter::meter().push_answered(results.as_deref().ok(), items.len());
+        if let Ok(results) = &results {
+            self.note_push(items, results);
+        }
         results
     }
 
@@ -133,6 +148,7 @@ impl Broker {
     pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
         let answer = self.pop.pop(request).await;
         meter::meter().popped(request, &answer);
+        self.note_pop(request, &answer);
         answer
     }
 
@@ -174,6 +190,7 @@ impl Broker {
             self.groups.forget_queue(id);
             self.ready.forget_queue(id);
             self.ack.forget_queue(id);
+            self.activity.forget_queue(id);
         }
         if let Some(id) = deleted {
             self.peers.deleted(name, id);
@@ -219,6 +236,17 @@ impl Broker {
     /// The link to other brokers, for its background tasks.
     pub fn peers(&self) -> &Peers {
         &self.peers
+    }
+
+    /// The read side of the admin routes.
+    pub fn inspection(&self) -> &Inspection {
+        &self.inspection
+    }
+
+    /// What happened since somebody last looked. Whoever moves cursors, leases, dead letters or partitions of a queue in
+    /// another way than by push, pop and ack tells it: `activity().touched(queue)`.
+    pub fn activity(&self) -> &Activity {
+        &self.activity
     }
 
     /// One pass of what is cleaned up in the background.

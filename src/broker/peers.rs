@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::activity::Activity;
 use super::error::BrokerResult;
 use super::group::GroupDirectory;
 use super::parking::Parking;
@@ -68,6 +69,7 @@ struct Inner {
     groups: GroupDirectory,
     ready: ReadyIndex,
     parking: Parking,
+    activity: Arc<Activity>,
     pending: Mutex<Pending>,
     something_pending: Notify,
 }
@@ -88,15 +90,17 @@ impl Peers {
         groups: GroupDirectory,
         ready: ReadyIndex,
         parking: Parking,
+        activity: Arc<Activity>,
     ) -> Peers {
         let (pending, something_pending) = (Mutex::default(), Notify::new());
         let id = Uuid::new_v4();
-        let inner = Inner { id, name, store, queues, groups, ready, parking, pending, something_pending };
+        let inner = Inner { id, name, store, queues, groups, ready, parking, activity, pending, something_pending };
         Peers { inner: Arc::new(inner) }
     }
 
     /// Messages were committed here.
     pub fn landed(&self, appended: &[Appended]) {
+        self.inner.activity.appended(appended);
         if !self.inner.parking.has_peers() {
             return;
         }
@@ -217,6 +221,7 @@ impl Peers {
                     .into_iter()
                     .map(|id| Appended { queue: QueueId(queue), partition: PartitionId(id) })
                     .collect();
+                self.inner.activity.appended(&appended);
                 self.inner.ready.appended(&appended);
             }
             Word::LandedWidely(queue) => {
@@ -234,6 +239,7 @@ impl Peers {
                 for id in [self.inner.queues.forget(&name), Some(QueueId(id))].into_iter().flatten() {
                     self.inner.groups.forget_queue(id);
                     self.inner.ready.forget_queue(id);
+                    self.inner.activity.forget_queue(id);
                 }
             }
         }

@@ -82,6 +82,11 @@ impl QueueDirectory {
         Ok(rows.into_iter().map(|row| self.remember(row)).collect())
     }
 
+    /// Key of a cached queue.
+    pub fn cached_id(&self, name: &str) -> Option<QueueId> {
+        self.by_name.get(name).map(|queue| queue.id)
+    }
+
     /// A cached queue by key.
     pub fn cached(&self, id: QueueId) -> Option<Queue> {
         self.by_id.get(&id).map(|queue| queue.clone())

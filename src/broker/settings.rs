@@ -42,8 +42,40 @@ pub struct BrokerSettings {
     pub subscription_default: DefaultSubscription,
     /// The ack path.
     pub ack: AckSettings,
+    /// Statistics and minute buckets.
+    pub statistics: StatisticsSettings,
     /// AES-256 key of payload encryption.
     pub encryption_key: Option<[u8; 32]>,
+}
+
+/// See the fields.
+#[derive(Clone, Copy, Debug)]
+pub struct StatisticsSettings {
+    /// Pause between two cycles of the reconciler.
+    pub interval: Duration,
+    /// Pause between two passes over segment sizes.
+    pub sizes_interval: Duration,
+    /// Pause between two writes of the minute buckets.
+    pub flush_interval: Duration,
+    /// How long minute buckets are kept.
+    pub keep: Duration,
+    /// Queues with buckets of their own per write.
+    pub queues_max: usize,
+    /// Distance of `safeTime` when other sessions cannot be seen, milliseconds.
+    pub safe_floor_ms: u64,
+}
+
+impl Default for StatisticsSettings {
+    fn default() -> StatisticsSettings {
+        StatisticsSettings {
+            interval: Duration::from_secs(10),
+            sizes_interval: Duration::from_secs(600),
+            flush_interval: Duration::from_secs(60),
+            keep: Duration::from_secs(90 * 86_400),
+            queues_max: 1_000,
+            safe_floor_ms: 30_000,
+        }
+    }
 }
 
 impl Default for BrokerSettings {
@@ -62,6 +94,7 @@ impl Default for BrokerSettings {
             pop_timeout_default: Duration::from_secs(30),
             subscription_default: DefaultSubscription::New,
             ack: AckSettings::default(),
+            statistics: StatisticsSettings::default(),
             encryption_key: None,
         }
     }

@@ -14,6 +14,7 @@ mod push;
 mod report;
 mod secret;
 mod security;
+mod statistics;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +35,7 @@ pub use postgres::{Database, PostgresConfig};
 pub use push::PushConfig;
 pub use secret::{EncryptionKey, Secret};
 pub use security::SecurityConfig;
+pub use statistics::StatisticsConfig;
 
 const AFTER_HELP: &str = "\
 Without --database-url (or a --pg-... connection flag) the broker runs a PostgreSQL of its
@@ -144,6 +146,9 @@ pub struct Config {
     /// Encryption at rest.
     #[command(flatten)]
     pub security: SecurityConfig,
+    /// Statistics.
+    #[command(flatten)]
+    pub statistics: StatisticsConfig,
     /// Logs.
     #[command(flatten)]
     pub log: LogConfig,

@@ -33,3 +33,8 @@ pub fn uuid(out: &mut Vec<u8>, id: Uuid) {
 pub fn timestamp(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true)
 }
+
+/// RFC 3339, UTC, milliseconds, `Z`: time stamps of the admin routes (`spec/admin.md` §1.1).
+pub fn instant(at: DateTime<Utc>) -> String {
+    at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
+}

@@ -1,6 +1,7 @@
 //! Decode, call the broker, encode. No pool, no SQL, no policy.
 
 pub mod ack;
+pub mod changed_partitions;
 pub mod dlq;
 pub mod error;
 pub mod extract;
@@ -13,8 +14,10 @@ pub mod openapi;
 pub mod pop;
 pub mod push;
 pub mod queue;
+pub mod resources;
 pub mod routes;
 pub mod state;
+pub mod status;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};

@@ -8,7 +8,7 @@ use axum::routing::{self, MethodRouter};
 
 use super::error::no_such_route;
 use super::state::AppState;
-use super::{ack, dlq, health, lease, metrics, openapi, pop, push, queue};
+use super::{ack, changed_partitions, dlq, health, lease, metrics, openapi, pop, push, queue, resources, status};
 
 /// Methods that the protocol uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -148,14 +148,14 @@ routes! {
     post "/api/v1/configure" ReadWrite Tenant "Create a queue or set its options" => queue::configure;
 
     // Resources.
-    get "/api/v1/resources/overview" ReadOnly Tenant "Totals over all queues";
-    get "/api/v1/resources/queues" ReadOnly Tenant "All queues";
-    get "/api/v1/resources/queues/{queue}" ReadOnly Tenant "One queue with its partitions and options";
+    get "/api/v1/resources/overview" ReadOnly Tenant "Totals over all queues" => resources::overview;
+    get "/api/v1/resources/queues" ReadOnly Tenant "All queues" => resources::queues;
+    get "/api/v1/resources/queues/{queue}" ReadOnly Tenant "One queue with its partitions and options" => resources::queue;
     delete "/api/v1/resources/queues/{queue}" Admin Tenant "Delete a queue and everything keyed to it" => queue::delete;
-    get "/api/v1/resources/queues/{queue}/depth" ReadOnly Tenant "What a queue, or a group of it, still owes";
-    get "/api/v1/resources/namespaces" ReadOnly Tenant "All namespaces";
-    get "/api/v1/resources/tasks" ReadOnly Tenant "All tasks";
-    post "/api/v1/partitions/changed" ReadOnly Tenant "Partitions written since an instant";
+    get "/api/v1/resources/queues/{queue}/depth" ReadOnly Tenant "What a queue, or a group of it, still owes" => resources::depth;
+    get "/api/v1/resources/namespaces" ReadOnly Tenant "All namespaces" => resources::namespaces;
+    get "/api/v1/resources/tasks" ReadOnly Tenant "All tasks" => resources::tasks;
+    post "/api/v1/partitions/changed" ReadOnly Tenant "Partitions written since an instant" => changed_partitions::changed;
 
     // Messages and dead letters.
     get "/api/v1/messages" ReadOnly Tenant "Recent messages";
@@ -184,8 +184,8 @@ routes! {
 
     // Status and analytics.
     get "/api/v1/status" ReadOnly Cell "Throughput, health and totals of a time range";
-    get "/api/v1/status/queues" ReadOnly Tenant "Queues with their counts, paged";
-    get "/api/v1/status/queues/{queue}" ReadOnly Tenant "One queue with its partitions and cursors";
+    get "/api/v1/status/queues" ReadOnly Tenant "Queues with their counts, paged" => status::queues;
+    get "/api/v1/status/queues/{queue}" ReadOnly Tenant "One queue with its partitions and cursors" => status::queue;
     get "/api/v1/status/analytics" ReadOnly Tenant "Retained messages by time of commit";
     get "/api/v1/status/buffers" ReadOnly Cell "The disk spool of this broker";
     get "/api/v1/analytics/queue-lag" ReadOnly Tenant "Delivery lag by queue and bucket";
@@ -198,7 +198,7 @@ routes! {
     get "/api/v1/analytics/system-metrics" ReadOnly Cell "CPU, memory and pools by broker and bucket";
     get "/api/v1/analytics/worker-metrics" ReadOnly Cell "Operations of all brokers by bucket";
     get "/api/v1/analytics/postgres-stats" ReadOnly Cell "What PostgreSQL says about itself";
-    post "/api/v1/stats/refresh" Admin Cell "Bring the stored statistics up to date now";
+    post "/api/v1/stats/refresh" Admin Cell "Bring the stored statistics up to date now" => status::refresh;
 
     // The process.
     get "/health" Public Cell "Readiness: a database round trip" => health::health;

@@ -5,14 +5,18 @@
 
 pub mod acks;
 pub mod brokers;
+pub mod changed_partitions;
 pub mod cursors;
 pub mod dead_letters;
 pub mod error;
 pub mod groups;
+pub mod inspection;
 pub mod messages;
 pub mod migrate;
+pub mod minutes;
 pub mod partitions;
 pub mod queues;
+pub mod statistics;
 pub mod tls;
 
 pub use error::{StoreError, StoreResult};

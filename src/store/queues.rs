@@ -291,6 +291,7 @@ impl Store {
         for statement in [
             "DELETE FROM queen.consumer_groups WHERE queue_id = $1",
             "DELETE FROM queen.dead_letters WHERE queue_id = $1",
+            "DELETE FROM queen.stats WHERE queue_id = $1",
             "DELETE FROM queen.queues WHERE id = $1",
         ] {
             sqlx::query(statement).bind(id).execute(&mut *tx).timed("queue delete").await?;

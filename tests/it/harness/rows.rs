@@ -101,11 +101,12 @@ impl Database {
         sqlx::query_scalar("SELECT name FROM queen.queues ORDER BY name").fetch_all(&self.pool).await.unwrap()
     }
 
-    /// Rows per table of the schema: equal before and after means that nothing was written. Without the brokers' own
-    /// heartbeats.
+    /// Rows per table of the schema: equal before and after means that nothing was written. Without what
+    /// brokers write by themselves: heartbeats, statistics.
     pub async fn row_counts(&self) -> BTreeMap<String, i64> {
         let tables: Vec<String> = sqlx::query_scalar(
-            "SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen' AND tablename <> 'brokers'",
+            "SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen' AND tablename <> ALL
+                ('{brokers,stats,turns,queue_minutes,broker_minutes,lifetime}')",
         )
         .fetch_all(&self.pool)
         .await

@@ -1,0 +1,283 @@
+//! What has happened since somebody last looked, by queue: which snapshots are out of date, the counters of the minute
+//! buckets, and the partitions written last. Bounded; what has no room is found by the background walk.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use dashmap::DashMap;
+
+use super::Broker;
+use super::delivery::Delivered;
+use super::error::BrokerResult;
+use super::pop::{PopAnswer, PopRequest, Scope};
+use super::push::{PushItem, PushResult, PushStatus};
+use super::push_flush::Appended;
+use crate::ids::{GroupId, PartitionId, QueueId};
+
+/// Queues and groups that are followed at once. A queue costs some 120 bytes here, from its first use to the next write
+/// of the minute buckets in which it did nothing.
+const FOLLOWED_MAX: usize = 100_000;
+/// Recently written partitions that are remembered.
+const RECENT_MAX: usize = 16_384;
+
+/// Counters of one queue since the last write.
+#[derive(Debug, Default)]
+pub struct QueueActivity {
+    stale: AtomicBool,
+    /// Push requests that stored something here.
+    pub push_requests: AtomicU64,
+    /// Messages stored.
+    pub push_messages: AtomicU64,
+    /// Messages delivered.
+    pub pop_messages: AtomicU64,
+    /// Pops answered without a message.
+    pub pop_empty: AtomicU64,
+    /// Deliveries whose lag was measured.
+    pub lag_count: AtomicU64,
+    /// Sum of their lags, milliseconds.
+    pub lag_ms_sum: AtomicU64,
+    /// The longest, milliseconds.
+    pub lag_ms_max: AtomicU64,
+}
+
+/// Counters of one group since the last write.
+#[derive(Debug, Default)]
+pub struct GroupActivity {
+    stale: AtomicBool,
+    /// Ack calls.
+    pub ack_requests: AtomicU64,
+    /// Items acknowledged.
+    pub ack_success: AtomicU64,
+    /// Items refused.
+    pub ack_failed: AtomicU64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Activity {
+    queues: DashMap<QueueId, QueueActivity>,
+    groups: DashMap<GroupId, GroupActivity>,
+    recent: Mutex<Recent>,
+}
+
+/// Two halves: when the younger is full, the older is dropped. What was written last is always among them.
+#[derive(Debug, Default)]
+struct Recent {
+    young: HashSet<(QueueId, PartitionId)>,
+    old: HashSet<(QueueId, PartitionId)>,
+}
+
+impl Recent {
+    fn note(&mut self, key: (QueueId, PartitionId)) {
+        if self.young.insert(key) && self.young.len() >= RECENT_MAX / 2 {
+            self.old = std::mem::take(&mut self.young);
+        }
+    }
+}
+
+impl Activity {
+    /// Something about a queue changed that its snapshot shows.
+    pub fn touched(&self, queue: QueueId) {
+        self.with_queue(queue, |_| {});
+    }
+
+    /// Messages were committed, here or on another broker.
+    pub fn appended(&self, appended: &[Appended]) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        for append in appended {
+            recent.note((append.queue, append.partition));
+        }
+    }
+
+    /// A push stored messages in a queue.
+    pub fn pushed(&self, queue: QueueId, messages: u64) {
+        self.with_queue(queue, |activity| {
+            activity.push_requests.fetch_add(1, Ordering::Relaxed);
+            activity.push_messages.fetch_add(messages, Ordering::Relaxed);
+        });
+    }
+
+    /// A pop delivered.
+    pub fn delivered(&self, delivered: &[Delivered]) {
+        let now = chrono::Utc::now();
+        for part in delivered {
+            let lag = part.runs.first().map(|run| (now - run.created_at).num_milliseconds().max(0).unsigned_abs());
+            self.with_queue(part.span.queue.id, |activity| {
+                activity.pop_messages.fetch_add(part.hashes.len() as u64, Ordering::Relaxed);
+                if let Some(lag) = lag {
+                    activity.lag_count.fetch_add(1, Ordering::Relaxed);
+                    activity.lag_ms_sum.fetch_add(lag, Ordering::Relaxed);
+                    activity.lag_ms_max.fetch_max(lag, Ordering::Relaxed);
+                }
+            });
+        }
+    }
+
+    /// A pop of one queue found nothing.
+    pub fn popped_nothing(&self, queue: QueueId) {
+        if let Some(activity) = self.queue(queue) {
+            activity.pop_empty.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// An ack call was settled for a group.
+    pub fn acked(&self, group: GroupId, success: u64, failed: u64) {
+        if self.groups.len() >= FOLLOWED_MAX && !self.groups.contains_key(&group) {
+            return;
+        }
+        let activity = match self.groups.get(&group) {
+            Some(activity) => activity,
+            None => self.groups.entry(group).or_default().downgrade(),
+        };
+        activity.stale.store(true, Ordering::Release);
+        activity.ack_requests.fetch_add(1, Ordering::Relaxed);
+        activity.ack_success.fetch_add(success, Ordering::Relaxed);
+        activity.ack_failed.fetch_add(failed, Ordering::Relaxed);
+    }
+
+    /// Takes the queues and groups whose snapshots are out of date.
+    pub fn take_stale(&self) -> (Vec<QueueId>, Vec<GroupId>) {
+        let queues = self.queues.iter().filter(|e| e.stale.swap(false, Ordering::AcqRel)).map(|e| *e.key()).collect();
+        let groups = self.groups.iter().filter(|e| e.stale.swap(false, Ordering::AcqRel)).map(|e| *e.key()).collect();
+        (queues, groups)
+    }
+
+    /// Whether any snapshot is out of date.
+    pub fn is_stale(&self) -> bool {
+        self.queues.iter().any(|e| e.stale.load(Ordering::Acquire))
+            || self.groups.iter().any(|e| e.stale.load(Ordering::Acquire))
+    }
+
+    /// Hands every queue's counters out and sets them to zero; who did nothing is forgotten.
+    pub fn take_queues(&self, mut each: impl FnMut(QueueId, &QueueActivity)) {
+        self.queues.retain(|queue, activity| {
+            each(*queue, activity);
+            let busy = activity.take_busy();
+            busy || activity.stale.load(Ordering::Acquire)
+        });
+    }
+
+    /// The same for groups.
+    pub fn take_groups(&self, mut each: impl FnMut(GroupId, &GroupActivity)) {
+        self.groups.retain(|group, activity| {
+            each(*group, activity);
+            let busy = [&activity.ack_requests, &activity.ack_success, &activity.ack_failed]
+                .map(|counter| counter.load(Ordering::Relaxed))
+                .iter()
+                .any(|count| *count > 0);
+            busy || activity.stale.load(Ordering::Acquire)
+        });
+    }
+
+    /// Partitions written lately, of one queue or of all.
+    pub fn recent(&self, queue: Option<QueueId>) -> Vec<PartitionId> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = recent.young.union(&recent.old);
+        all.filter(|(of, _)| queue.is_none_or(|queue| *of == queue)).map(|(_, partition)| *partition).collect()
+    }
+
+    /// Forgets a deleted queue.
+    pub fn forget_queue(&self, queue: QueueId) {
+        self.queues.remove(&queue);
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.young.retain(|(of, _)| *of != queue);
+        recent.old.retain(|(of, _)| *of != queue);
+    }
+
+    fn with_queue(&self, queue: QueueId, change: impl FnOnce(&QueueActivity)) {
+        if let Some(activity) = self.queue(queue) {
+            change(&activity);
+            activity.stale.store(true, Ordering::Release);
+        }
+    }
+
+    fn queue(&self, queue: QueueId) -> Option<dashmap::mapref::one::Ref<'_, QueueId, QueueActivity>> {
+        if let Some(activity) = self.queues.get(&queue) {
+            return Some(activity);
+        }
+        (self.queues.len() < FOLLOWED_MAX).then(|| self.queues.entry(queue).or_default().downgrade())
+    }
+}
+
+impl QueueActivity {
+    fn take_busy(&self) -> bool {
+        self.counters().iter().any(|counter| counter.load(Ordering::Relaxed) > 0)
+    }
+
+    fn counters(&self) -> [&AtomicU64; 7] {
+        [
+            &self.push_requests,
+            &self.push_messages,
+            &self.pop_messages,
+            &self.pop_empty,
+            &self.lag_count,
+            &self.lag_ms_sum,
+            &self.lag_ms_max,
+        ]
+    }
+}
+
+impl Broker {
+    /// Counts a push by queue. Neighbours of one queue count together.
+    pub(super) fn note_push(&self, items: &[PushItem<'_>], results: &[PushResult]) {
+        let mut run: Option<(&str, u64)> = None;
+        let stored = items.iter().zip(results).filter(|(_, result)| matches!(result.status, PushStatus::Queued { .. }));
+        for (item, _) in stored {
+            match &mut run {
+                Some((queue, count)) if *queue == item.queue => *count += 1,
+                _ => self.note_run(run.replace((item.queue, 1))),
+            }
+        }
+        self.note_run(run);
+    }
+
+    fn note_run(&self, run: Option<(&str, u64)>) {
+        if let Some((id, count)) = run.and_then(|(queue, count)| Some((self.queues.cached_id(queue)?, count))) {
+            self.activity.pushed(id, count);
+        }
+    }
+
+    /// Counts a pop by queue.
+    pub(super) fn note_pop(&self, request: &PopRequest, answer: &BrokerResult<Option<PopAnswer>>) {
+        match (answer, &request.scope) {
+            (Ok(Some(answer)), _) => self.activity.delivered(&answer.delivered),
+            (Ok(None), Scope::Queue(name) | Scope::Partition(name, _)) => {
+                if let Some(queue) = self.queues.cached_id(name) {
+                    self.activity.popped_nothing(queue);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_partitions_are_bounded_and_the_last_ones_stay() {
+        let activity = Activity::default();
+        for n in 0..40_000 {
+            activity.appended(&[Appended { queue: QueueId(1), partition: PartitionId(n) }]);
+        }
+        let recent = activity.recent(Some(QueueId(1)));
+        assert!(recent.len() <= RECENT_MAX && recent.len() >= RECENT_MAX / 2, "{}", recent.len());
+        assert!((39_000..40_000).all(|n| recent.contains(&PartitionId(n))));
+        assert!(activity.recent(Some(QueueId(2))).is_empty());
+    }
+
+    #[test]
+    fn a_snapshot_is_out_of_date_once_per_change() {
+        let activity = Activity::default();
+        activity.pushed(QueueId(1), 3);
+        activity.acked(GroupId(7), 1, 0);
+        assert!(activity.is_stale());
+        assert_eq!(activity.take_stale(), (vec![QueueId(1)], vec![GroupId(7)]));
+        assert_eq!(activity.take_stale(), (vec![], vec![]));
+        let mut seen = 0;
+        activity.take_queues(|_, queue| seen += queue.push_messages.swap(0, Ordering::Relaxed));
+        assert_eq!(seen, 3);
+    }
+}
