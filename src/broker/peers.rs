@@ -118,6 +118,16 @@ impl Peers {
         self.inner.something_pending.notify_one();
     }
 
+    /// Something may be in any partition of a queue.
+    pub fn landed_widely(&self, queue: QueueId) {
+        self.say(Word::LandedWidely(queue.0));
+    }
+
+    /// What this broker is to the others.
+    pub fn id(&self) -> Uuid {
+        self.inner.id
+    }
+
     /// The options of a queue changed here.
     pub fn configured(&self, queue: &str) {
         self.say(Word::Configured(queue.to_owned()));

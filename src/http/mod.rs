@@ -6,8 +6,10 @@ pub mod dlq;
 pub mod error;
 pub mod extract;
 pub mod health;
+pub mod internal;
 pub mod json;
 pub mod lease;
+pub mod messages;
 pub mod meter;
 pub mod metrics;
 pub mod openapi;
@@ -18,6 +20,7 @@ pub mod resources;
 pub mod routes;
 pub mod state;
 pub mod status;
+pub mod traces;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};

@@ -8,7 +8,10 @@ use axum::routing::{self, MethodRouter};
 
 use super::error::no_such_route;
 use super::state::AppState;
-use super::{ack, changed_partitions, dlq, health, lease, metrics, openapi, pop, push, queue, resources, status};
+use super::{
+    ack, changed_partitions, dlq, health, internal, lease, messages, metrics, openapi, pop, push, queue, resources,
+    status, traces,
+};
 
 /// Methods that the protocol uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,8 +161,8 @@ routes! {
     post "/api/v1/partitions/changed" ReadOnly Tenant "Partitions written since an instant" => changed_partitions::changed;
 
     // Messages and dead letters.
-    get "/api/v1/messages" ReadOnly Tenant "Recent messages";
-    get "/api/v1/messages/{partition}/{transaction}" ReadOnly Tenant "One message";
+    get "/api/v1/messages" ReadOnly Tenant "Recent messages" => messages::list;
+    get "/api/v1/messages/{partition}/{transaction}" ReadOnly Tenant "One message" => messages::detail;
     delete "/api/v1/messages/{partition}/{transaction}" ReadWrite Tenant "Delete the dead letters of one message" => dlq::delete;
     post "/api/v1/messages/{partition}/{transaction}/retry" ReadWrite Tenant "Replay the newest dead letter of one message" => dlq::retry;
     get "/api/v1/dlq" ReadOnly Tenant "Dead letters, newest first" => dlq::list;
@@ -177,10 +180,10 @@ routes! {
     post "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek" ReadWrite Tenant "Move a group's cursor on a partition";
 
     // Traces.
-    post "/api/v1/traces" ReadWrite Tenant "Record an event on a message";
-    get "/api/v1/traces/names" ReadOnly Tenant "Names that traces carry";
-    get "/api/v1/traces/by-name/{name}" ReadOnly Tenant "Traces of one name";
-    get "/api/v1/traces/{partition}/{transaction}" ReadOnly Tenant "Traces of one message";
+    post "/api/v1/traces" ReadWrite Tenant "Record an event on a message" => traces::record;
+    get "/api/v1/traces/names" ReadOnly Tenant "Names that traces carry" => traces::names;
+    get "/api/v1/traces/by-name/{name}" ReadOnly Tenant "Traces of one name" => traces::by_name;
+    get "/api/v1/traces/{partition}/{transaction}" ReadOnly Tenant "Traces of one message" => traces::of_message;
 
     // Status and analytics.
     get "/api/v1/status" ReadOnly Cell "Throughput, health and totals of a time range";
@@ -209,14 +212,14 @@ routes! {
     post "/api/v1/system/maintenance" Admin Cell "Push maintenance: switch";
     get "/api/v1/system/maintenance/pop" Admin Cell "Pop maintenance: state";
     post "/api/v1/system/maintenance/pop" Admin Cell "Pop maintenance: switch";
-    get "/api/v1/system/shared-state" Admin Cell "State shared among brokers";
+    get "/api/v1/system/shared-state" Admin Cell "State shared among brokers" => internal::shared_state;
     get "/api/v1/system/kv-timers" Admin Cell "Key-value and timers: state";
     post "/api/v1/system/kv-timers" Admin Cell "Key-value and timers: switch";
     get "/api/v1/system/ephemeral" Admin Cell "Ephemeral queues: state";
     post "/api/v1/system/ephemeral" Admin Cell "Ephemeral queues: switch";
-    post "/internal/api/notify" Admin Tenant "Wake the parked pops of a queue";
-    get "/internal/api/shared-state/stats" Admin Cell "The link to other brokers";
-    get "/internal/api/inter-instance/stats" Admin Cell "The link to other brokers (same as shared-state)";
+    post "/internal/api/notify" Admin Tenant "Wake the parked pops of a queue" => internal::notify;
+    get "/internal/api/shared-state/stats" Admin Cell "The link to other brokers" => internal::peers;
+    get "/internal/api/inter-instance/stats" Admin Cell "The link to other brokers (same as shared-state)" => internal::peers;
     get "/auth/me" Public Cell "Who the caller is";
     get "/auth/login" Public Cell "Log-in page";
     post "/auth/logout" Public Cell "Log out";

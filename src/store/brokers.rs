@@ -8,6 +8,15 @@ use super::error::{During, StoreResult, Timed};
 
 const CHANNEL: &str = "regent";
 
+/// Another broker on this database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerRow {
+    /// Its name.
+    pub name: String,
+    /// Whether it was seen within ten seconds.
+    pub is_alive: bool,
+}
+
 /// Notifications of the other brokers, as they come.
 #[derive(Debug)]
 pub struct Notifications {
@@ -31,6 +40,19 @@ impl Store {
         .fetch_one(&self.claims)
         .timed("heartbeat")
         .await
+    }
+
+    /// The other brokers, by name.
+    pub async fn list_brokers(&self, id: Uuid) -> StoreResult<Vec<PeerRow>> {
+        let rows: Vec<(String, bool)> = sqlx::query_as(
+            "SELECT name, last_seen > clock_timestamp() - interval '10 seconds' FROM queen.brokers WHERE id <> $1 \
+             ORDER BY name, id LIMIT 1000",
+        )
+        .bind(id)
+        .fetch_all(&self.pool)
+        .timed("listing brokers")
+        .await?;
+        Ok(rows.into_iter().map(|(name, is_alive)| PeerRow { name, is_alive }).collect())
     }
 
     /// Takes this broker off the list.

@@ -11,6 +11,7 @@ pub mod dead_letters;
 pub mod error;
 pub mod groups;
 pub mod inspection;
+pub mod message_list;
 pub mod messages;
 pub mod migrate;
 pub mod minutes;
@@ -18,6 +19,7 @@ pub mod partitions;
 pub mod queues;
 pub mod statistics;
 pub mod tls;
+pub mod traces;
 
 pub use error::{StoreError, StoreResult};
 

@@ -1,9 +1,12 @@
 //! The read side of the admin surface (`spec/admin.md`).
 
 mod changed;
+mod internal;
+mod messages;
 mod resources;
 mod routes;
 mod status;
+mod traces;
 
 use serde_json::Value;
 
