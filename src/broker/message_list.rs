@@ -242,7 +242,7 @@ impl Broker {
                     }
                 }
             }
-            found.sort_unstable_by(|a, b| (b.created_at, b.offset, b.place).cmp(&(a.created_at, a.offset, a.place)));
+            found.sort_unstable_by_key(|found| std::cmp::Reverse((found.created_at, found.offset, found.place)));
             found.truncate(wanted);
         }
         Ok((found, cursors.into_iter().map(|(id, cursors)| (id, cursors.into())).collect()))
