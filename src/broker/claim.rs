@@ -57,6 +57,8 @@ pub struct ClaimedSpan {
 pub struct Claims<'a> {
     /// The spans, in claim order.
     pub spans: Vec<ClaimedSpan>,
+    /// A group that has been deleted: no cursor can be made for it.
+    pub gone: Option<GroupId>,
     /// Of an `autoAck` pop: candidates that stay taken until the commit, with what to think of them then.
     held: Vec<(Taken<'a>, Vec<(PartitionId, Verdict)>)>,
 }
@@ -106,6 +108,7 @@ impl<'a> Claimer<'a> {
             spread = (spread * 2).min(CANDIDATES_MAX);
             let mut taken = self.ready.take(group, count as usize).await?;
             if taken.partitions().is_empty() {
+                claims.gone = claims.gone.or(group.is_gone().then_some(group.id));
                 return Ok(());
             }
             let candidates = taken.partitions().to_vec();
@@ -113,6 +116,9 @@ impl<'a> Claimer<'a> {
             let mut verdicts = Vec::new();
             for (partition, outcome) in outcomes {
                 verdicts.extend(self.verdict(queue, &outcome).map(|verdict| (partition, verdict)));
+                if outcome == ClaimOutcome::Unmet {
+                    claims.gone = Some(group.id);
+                }
                 if let ClaimOutcome::Claimed(claimed, _) = outcome {
                     budget.spend(&claimed);
                     claims.spans.push(ClaimedSpan { queue: queue.clone(), group: group.id, claimed });
@@ -124,6 +130,9 @@ impl<'a> Claimer<'a> {
                 for (partition, verdict) in verdicts {
                     taken.settle(partition, verdict);
                 }
+            }
+            if claims.gone == Some(group.id) {
+                return Ok(());
             }
         }
         Ok(())
@@ -147,13 +156,15 @@ impl<'a> Claimer<'a> {
                     claims.spans.push(ClaimedSpan { queue: queue.clone(), group, claimed });
                 }
                 ClaimOutcome::NotYet(duration) => wait = Some(duration),
+                ClaimOutcome::Unmet => claims.gone = Some(group),
                 _ => {}
             }
         }
         Ok(wait)
     }
 
-    /// One claim statement; partitions that the group meets for the first time get their cursor and a second one.
+    /// One claim statement; partitions that the group meets for the first time get their cursor and a second one. What is
+    /// unmet even then has no group to meet.
     async fn claim(
         &self,
         queue: &Queue,

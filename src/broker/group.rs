@@ -114,6 +114,21 @@ impl GroupDirectory {
         self.rows.retain(|(of, _), _| *of != queue);
     }
 
+    /// Forgets these groups.
+    pub fn forget_groups(&self, ids: &[GroupId]) {
+        self.rows.retain(|_, row| !ids.contains(&row.id));
+    }
+
+    /// Forgets everything: what other brokers deleted may have been missed.
+    pub fn forget_all(&self) {
+        self.rows.clear();
+    }
+
+    /// The queues on which a group of this name is known here, with its keys.
+    pub fn known(&self, name: &str) -> Vec<(QueueId, GroupId)> {
+        self.rows.iter().filter(|row| row.key().1 == name).map(|row| (row.key().0, row.id)).collect()
+    }
+
     fn remember(&self, key: (QueueId, String), row: GroupRow) -> GroupId {
         if self.rows.len() >= CACHED_GROUPS_MAX {
             self.rows.clear();

@@ -18,6 +18,7 @@ pub mod fusion;
 pub mod fusion_batch;
 pub mod grants;
 pub mod group;
+pub mod group_admin;
 pub mod inspection;
 pub mod lease;
 pub mod message_list;
@@ -57,6 +58,7 @@ use error::{BrokerError, BrokerResult};
 pub use figures::Figures;
 use grants::Grants;
 use group::GroupDirectory;
+use group_admin::{GroupAdmin, GroupMemory};
 use inspection::Inspection;
 use parking::Parking;
 use peers::Peers;
@@ -73,7 +75,8 @@ use statistics::Statistics;
 pub struct Broker {
     store: Store,
     queues: QueueDirectory,
-    groups: GroupDirectory,
+    memory: GroupMemory,
+    group_admin: GroupAdmin,
     ready: ReadyIndex,
     peers: Peers,
     push: PushPath,
@@ -103,29 +106,25 @@ impl Broker {
         let encryption = Encryption::new(settings.encryption_key);
         let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
         let activity = Arc::<Activity>::default();
-        let peers = Peers::new(
-            settings.name.clone(),
-            store.clone(),
-            queues.clone(),
-            groups.clone(),
-            ready.clone(),
-            parking.clone(),
-            activity.clone(),
-        );
-        let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
-        let dead_letters = DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone());
-        let push = PushPath::new(queues.clone(), fusion, encryption.clone());
         let released = {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
         };
         let ack = AckPipeline::start(store.clone(), settings.ack.clone(), Arc::new(released), activity.clone());
+        let memory =
+            GroupMemory { groups: groups.clone(), ready: ready.clone(), ack: ack.clone(), activity: activity.clone() };
+        let name = settings.name.clone();
+        let peers = Peers::new(name, store.clone(), queues.clone(), memory.clone(), parking.clone());
+        let group_admin = GroupAdmin::new(store.clone(), memory.clone(), peers.clone());
+        let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
+        let dead_letters = DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone());
+        let push = PushPath::new(queues.clone(), fusion, encryption.clone());
         let statistics = Statistics::new(store.clone(), activity.clone(), settings.statistics);
         let inspection = Inspection::new(store.clone(), statistics, settings.statistics.safe_floor_ms);
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),
-            groups: groups.clone(),
+            groups,
             ready: ready.clone(),
             grants: Grants::new(ack.clone()),
             parking,
@@ -133,7 +132,21 @@ impl Broker {
             stop,
             settings: Arc::new(settings),
         };
-        Broker { store, queues, groups, ready, peers, push, pop, ack, dead_letters, encryption, activity, inspection }
+        Broker {
+            store,
+            queues,
+            memory,
+            group_admin,
+            ready,
+            peers,
+            push,
+            pop,
+            ack,
+            dead_letters,
+            encryption,
+            activity,
+            inspection,
+        }
     }
 
     /// `POST /api/v1/push`.
@@ -190,10 +203,7 @@ impl Broker {
     pub async fn delete_queue(&self, name: &str) -> BrokerResult<bool> {
         let deleted = self.store.delete_queue(name).await?;
         for id in [self.queues.forget(name), deleted].into_iter().flatten() {
-            self.groups.forget_queue(id);
-            self.ready.forget_queue(id);
-            self.ack.forget_queue(id);
-            self.activity.forget_queue(id);
+            self.memory.forget_queue(id);
         }
         if let Some(id) = deleted {
             self.peers.deleted(name, id);
@@ -224,6 +234,11 @@ impl Broker {
     /// How long a pop waits that names no timeout.
     pub fn pop_timeout_default(&self) -> std::time::Duration {
         self.pop.settings.pop_timeout_default
+    }
+
+    /// What an operator may do to consumer groups.
+    pub fn group_admin(&self) -> &GroupAdmin {
+        &self.group_admin
     }
 
     /// The dead letters.

@@ -12,20 +12,20 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::activity::Activity;
 use super::error::BrokerResult;
-use super::group::GroupDirectory;
+use super::group_admin::GroupMemory;
 use super::parking::Parking;
 use super::push_flush::Appended;
 use super::queue::QueueDirectory;
-use super::ready::ReadyIndex;
-use crate::ids::{PartitionId, QueueId};
+use crate::ids::{GroupId, PartitionId, QueueId};
 use crate::store::Store;
 
 /// PostgreSQL refuses payloads of 8,000 bytes.
 const PAYLOAD_BYTES_MAX: usize = 7_900;
 /// Partitions per message: their ids fit the payload whatever their length.
 const PARTITIONS_PER_MESSAGE: usize = 350;
+/// Groups per message, likewise.
+const GROUPS_PER_MESSAGE: usize = 500;
 /// Partitions that may wait to be announced; more and the whole queue is announced instead.
 const PENDING_PARTITIONS_MAX: usize = 20_000;
 /// Pause between two heartbeats.
@@ -46,6 +46,10 @@ enum Word {
     Configured(String),
     /// A queue was deleted.
     Deleted(String, i32),
+    /// The cursors or the registration of these groups were moved or deleted.
+    GroupsChanged(Vec<i32>),
+    /// One cursor was moved: queue, group, partition.
+    CursorMoved(i32, i32, i64),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -66,10 +70,8 @@ struct Inner {
     name: String,
     store: Store,
     queues: QueueDirectory,
-    groups: GroupDirectory,
-    ready: ReadyIndex,
+    memory: GroupMemory,
     parking: Parking,
-    activity: Arc<Activity>,
     pending: Mutex<Pending>,
     something_pending: Notify,
 }
@@ -83,24 +85,16 @@ struct Pending {
 
 impl Peers {
     /// A link that knows nobody yet.
-    pub fn new(
-        name: String,
-        store: Store,
-        queues: QueueDirectory,
-        groups: GroupDirectory,
-        ready: ReadyIndex,
-        parking: Parking,
-        activity: Arc<Activity>,
-    ) -> Peers {
+    pub fn new(name: String, store: Store, queues: QueueDirectory, memory: GroupMemory, parking: Parking) -> Peers {
         let (pending, something_pending) = (Mutex::default(), Notify::new());
         let id = Uuid::new_v4();
-        let inner = Inner { id, name, store, queues, groups, ready, parking, activity, pending, something_pending };
+        let inner = Inner { id, name, store, queues, memory, parking, pending, something_pending };
         Peers { inner: Arc::new(inner) }
     }
 
     /// Messages were committed here.
     pub fn landed(&self, appended: &[Appended]) {
-        self.inner.activity.appended(appended);
+        self.inner.memory.activity.appended(appended);
         if !self.inner.parking.has_peers() {
             return;
         }
@@ -136,6 +130,18 @@ impl Peers {
     /// A queue was deleted here.
     pub fn deleted(&self, queue: &str, id: QueueId) {
         self.say(Word::Deleted(queue.to_owned(), id.0));
+    }
+
+    /// Cursors or registrations of these groups were moved or deleted here.
+    pub fn groups_changed(&self, ids: &[GroupId]) {
+        for ids in ids.chunks(GROUPS_PER_MESSAGE) {
+            self.say(Word::GroupsChanged(ids.iter().map(|id| id.0).collect()));
+        }
+    }
+
+    /// One cursor was moved here.
+    pub fn cursor_moved(&self, queue: QueueId, group: GroupId, partition: PartitionId) {
+        self.say(Word::CursorMoved(queue.0, group.0, partition.0));
     }
 
     fn say(&self, word: Word) {
@@ -209,8 +215,9 @@ impl Peers {
     /// What was said while nobody listened is looked up: options are read again, ready partitions walked again.
     async fn catch_up(&self) {
         self.inner.queues.forget_all();
-        for group in self.inner.ready.groups() {
-            self.inner.ready.reseed(&group).await;
+        self.inner.memory.groups.forget_all();
+        for group in self.inner.memory.ready.groups() {
+            self.inner.memory.ready.reseed(&group).await;
         }
     }
 
@@ -231,26 +238,31 @@ impl Peers {
                     .into_iter()
                     .map(|id| Appended { queue: QueueId(queue), partition: PartitionId(id) })
                     .collect();
-                self.inner.activity.appended(&appended);
-                self.inner.ready.appended(&appended);
+                self.inner.memory.activity.appended(&appended);
+                self.inner.memory.ready.appended(&appended);
             }
             Word::LandedWidely(queue) => {
-                for group in self.inner.ready.groups().into_iter().filter(|g| g.queue == QueueId(queue)) {
-                    let ready = self.inner.ready.clone();
+                for group in self.inner.memory.ready.groups().into_iter().filter(|g| g.queue == QueueId(queue)) {
+                    let ready = self.inner.memory.ready.clone();
                     tokio::spawn(async move { ready.reseed(&group).await });
                 }
             }
             Word::Configured(name) => {
                 if let Some(id) = self.inner.queues.forget(&name) {
-                    self.inner.ready.reconsider(id);
+                    self.inner.memory.ready.reconsider(id);
                 }
             }
             Word::Deleted(name, id) => {
                 for id in [self.inner.queues.forget(&name), Some(QueueId(id))].into_iter().flatten() {
-                    self.inner.groups.forget_queue(id);
-                    self.inner.ready.forget_queue(id);
-                    self.inner.activity.forget_queue(id);
+                    self.inner.memory.forget_queue(id);
                 }
+            }
+            Word::GroupsChanged(ids) => {
+                let ids: Vec<GroupId> = ids.into_iter().map(GroupId).collect();
+                self.inner.memory.forget_groups(&ids);
+            }
+            Word::CursorMoved(queue, group, partition) => {
+                self.inner.memory.forget_cursor(QueueId(queue), GroupId(group), PartitionId(partition));
             }
         }
     }
@@ -290,6 +302,8 @@ mod tests {
             Word::LandedWidely(1),
             Word::Configured("q".repeat(1024)),
             Word::Deleted("\"".repeat(1024), 2),
+            Word::GroupsChanged(vec![i32::MAX; GROUPS_PER_MESSAGE]),
+            Word::CursorMoved(i32::MAX, i32::MAX, i64::MAX),
         ] {
             let text = serde_json::to_string(&Envelope { from: Uuid::nil(), word: word.clone() }).unwrap();
             assert!(text.len() <= PAYLOAD_BYTES_MAX, "{}", text.len());

@@ -108,7 +108,12 @@ struct Miss {
 enum Attempt {
     Served(PopAnswer),
     Nothing(Miss),
+    /// The group was deleted under the pop: its next look is a first contact.
+    FirstContact,
 }
+
+/// Looks of one pop that may find its group deleted, one after the other.
+const GONE_MAX: usize = 8;
 
 impl PopPath {
     /// Serves one pop; `None` when nothing came before the deadline. Dropping the future (the client hung up) parks,
@@ -117,9 +122,9 @@ impl PopPath {
         let deadline = Instant::now() + request.timeout.min(TIMEOUT_MAX);
         let mut create = true;
         loop {
-            let miss = match self.attempt(request, create, deadline).await? {
-                Attempt::Served(answer) => return Ok(Some(answer)),
-                Attempt::Nothing(miss) => miss,
+            let miss = match self.look(request, create, deadline).await? {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(miss) => miss,
             };
             create = false;
             if !request.wait || Instant::now() >= deadline || self.stop.is_cancelled() {
@@ -129,9 +134,9 @@ impl PopPath {
             // A pop that waits by name was not listed while it looked: look once more now that it is.
             let mut again_after = miss.again_after;
             if parked.is_keyed() {
-                match self.attempt(request, false, deadline).await? {
-                    Attempt::Served(answer) => return Ok(Some(answer)),
-                    Attempt::Nothing(miss) => again_after = miss.again_after,
+                match self.look(request, false, deadline).await? {
+                    Ok(answer) => return Ok(Some(answer)),
+                    Err(miss) => again_after = miss.again_after,
                 }
             }
             self.sleep(&mut parked, deadline, again_after).await;
@@ -145,6 +150,29 @@ impl PopPath {
             () = tokio::time::sleep_until(until.into()) => {}
             () = self.stop.cancelled() => {}
         }
+    }
+
+    /// One look, repeated if the group turns out to have been deleted.
+    async fn look(
+        &self,
+        request: &PopRequest,
+        create: bool,
+        deadline: Instant,
+    ) -> BrokerResult<Result<PopAnswer, Miss>> {
+        for _ in 0..GONE_MAX {
+            match self.attempt(request, create, deadline).await? {
+                Attempt::Served(answer) => return Ok(Ok(answer)),
+                Attempt::Nothing(miss) => return Ok(Err(miss)),
+                Attempt::FirstContact => {}
+            }
+        }
+        Err(BrokerError::Failed(format!("connection kept: group {:?} is deleted again and again", request.group)))
+    }
+
+    fn forget_group(&self, group: GroupId) -> Attempt {
+        self.groups.forget_groups(&[group]);
+        self.ready.forget_group(group);
+        Attempt::FirstContact
     }
 
     async fn attempt(&self, request: &PopRequest, create: bool, deadline: Instant) -> BrokerResult<Attempt> {
@@ -213,9 +241,13 @@ impl PopPath {
                 break;
             }
         }
+        let gone = claims.gone;
         match self.serve(request, claims, auto, worker).await? {
             Some(answer) => Ok(Attempt::Served(answer)),
             None => {
+                if let Some(group) = gone {
+                    return Ok(self.forget_group(group));
+                }
                 // Discovery waits by label: it never stands in the lists of thousands of groups.
                 let groups =
                     if keys.is_empty() { groups.into_iter().map(|(group, _)| group).collect() } else { Vec::new() };
@@ -242,9 +274,13 @@ impl PopPath {
         let mut claims = Claims::default();
         let again_after =
             claimer.claim_partition(&queue, group, partition, &mut budget, &mut auto, &mut claims).await?;
+        let gone = claims.gone;
         match self.serve(request, claims, auto, None).await? {
             Some(answer) => Ok(Attempt::Served(answer)),
             None => {
+                if let Some(group) = gone {
+                    return Ok(self.forget_group(group));
+                }
                 Ok(Attempt::Nothing(Miss { groups: Vec::new(), keys: vec![WakeKey::Known(partition)], again_after }))
             }
         }

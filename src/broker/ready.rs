@@ -65,6 +65,8 @@ pub struct ReadyGroup {
     /// Name of the last partition that the seeding walk has passed.
     seed_after: tokio::sync::Mutex<Option<String>>,
     seeded: AtomicBool,
+    /// The walk found no such group: it has been deleted, and nobody here was told.
+    gone: AtomicBool,
     used_seconds: AtomicU64,
 }
 
@@ -112,6 +114,7 @@ impl ReadyIndex {
                     state: Mutex::default(),
                     seed_after: tokio::sync::Mutex::default(),
                     seeded: AtomicBool::new(false),
+                    gone: AtomicBool::new(false),
                     used_seconds: AtomicU64::new(now),
                 })
             })
@@ -147,6 +150,11 @@ impl ReadyIndex {
         let page = self.inner.store.page_partitions(group.queue, group.id, after.as_deref(), SEED_PAGE).await?;
         super::meter::meter().partitions_walked.increment(page.len() as u64);
         let done = (page.len() as i64) < SEED_PAGE;
+        if page.is_empty() && after.is_none() && !self.inner.store.group_exists(group.id).await? {
+            group.gone.store(true, Ordering::Release);
+            // Whoever is parked in its list waits for nothing.
+            self.forget_group(group.id);
+        }
         for candidate in &page {
             if candidate.pending {
                 self.apply(group, candidate.id, group.state().mark(candidate.id));
@@ -231,7 +239,7 @@ impl ReadyIndex {
         }
         let mut state = group.state();
         let held: Vec<_> = state.deadlines().collect();
-        state.wake_all();
+        state.close();
         drop(state);
         let mut deadlines = self.deadlines();
         for (partition, until) in held {
@@ -245,6 +253,11 @@ impl ReadyIndex {
         for group in self.inner.groups.iter() {
             group.state().wake_all();
         }
+    }
+
+    /// Wakes the pops that wait by name or label for something in this partition.
+    pub fn wake_waiting(&self, queue: QueueId, partition: PartitionId) {
+        self.wake_keyed(queue, partition);
     }
 
     /// The lists of pops that wait by name or label.
@@ -382,6 +395,11 @@ impl ReadyGroup {
         if pass_on && state.has_ready() {
             state.wake_one();
         }
+    }
+
+    /// Whether the group turned out to have been deleted.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
     }
 
     fn state(&self) -> MutexGuard<'_, GroupState> {

@@ -19,8 +19,16 @@ use crate::ids::PartitionId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     Queued,
-    Taken { marked: bool },
-    Waiting { until: Instant, marked: bool, eager: bool },
+    /// `released`: what the claim may find leased is not any more.
+    Taken {
+        marked: bool,
+        released: bool,
+    },
+    Waiting {
+        until: Instant,
+        marked: bool,
+        eager: bool,
+    },
 }
 
 /// What a claim learned about a partition that it took.
@@ -58,6 +66,8 @@ pub struct GroupState {
     entries: HashMap<PartitionId, Entry>,
     queue: VecDeque<PartitionId>,
     waiters: BTreeMap<u64, Arc<Waiter>>,
+    /// The group is forgotten: whoever comes late must not park here.
+    closed: bool,
 }
 
 /// A change of the deadlines that the index keeps for the group.
@@ -78,7 +88,7 @@ impl GroupState {
                 None
             }
             Some(Entry::Queued) => None,
-            Some(Entry::Taken { marked } | Entry::Waiting { marked, eager: false, .. }) => {
+            Some(Entry::Taken { marked, .. } | Entry::Waiting { marked, eager: false, .. }) => {
                 *marked = true;
                 None
             }
@@ -96,7 +106,7 @@ impl GroupState {
         while taken.len() < count {
             let Some(partition) = self.queue.pop_front() else { break };
             if let Some(entry @ Entry::Queued) = self.entries.get_mut(&partition) {
-                *entry = Entry::Taken { marked: false };
+                *entry = Entry::Taken { marked: false, released: false };
                 taken.push(partition);
             }
         }
@@ -105,8 +115,13 @@ impl GroupState {
 
     /// Puts a taken partition where the claim's verdict says.
     pub fn settle(&mut self, partition: PartitionId, verdict: Verdict) -> Option<Deadline> {
-        let Some(Entry::Taken { marked }) = self.entries.get(&partition).copied() else { return None };
+        let Some(Entry::Taken { marked, released }) = self.entries.get(&partition).copied() else { return None };
         match verdict {
+            // The lease that the claim took or met may be the one that has ended since.
+            Verdict::Hold { .. } if released => {
+                self.enqueue(partition);
+                None
+            }
             Verdict::Empty if !marked => {
                 self.entries.remove(&partition);
                 None
@@ -134,8 +149,8 @@ impl GroupState {
         };
         match (self.entries.get_mut(&partition), release) {
             (Some(Entry::Queued), _) => [None, None],
-            (Some(Entry::Taken { marked }), _) => {
-                *marked = true;
+            (Some(Entry::Taken { marked, released }), _) => {
+                (*marked, *released) = (true, true);
                 [None, None]
             }
             (Some(Entry::Waiting { marked: false, .. }), Release::Finished) => {
@@ -182,6 +197,9 @@ impl GroupState {
     /// Parks a pop; it is woken once, in turn.
     pub fn park(&mut self, waiter: &Arc<Waiter>) {
         self.waiters.insert(waiter.ticket(), waiter.clone());
+        if self.closed {
+            self.wake_all();
+        }
         // Something became ready between the pop's last look and now.
         if self.has_ready() {
             self.wake_one();
@@ -202,7 +220,13 @@ impl GroupState {
         }
     }
 
-    /// Wakes every parked pop: the group is going away.
+    /// The group is going away: every parked pop, and whoever parks later, is woken at once to look for its successor.
+    pub fn close(&mut self) {
+        self.closed = true;
+        self.wake_all();
+    }
+
+    /// Wakes every parked pop.
     pub fn wake_all(&mut self) {
         for waiter in std::mem::take(&mut self.waiters).into_values() {
             waiter.wake();
@@ -284,6 +308,27 @@ mod tests {
         assert!(group.take(1).is_empty());
         group.due(P, later);
         assert_eq!(group.take(1), [P]);
+    }
+
+    #[test]
+    fn a_lease_that_ends_while_a_claim_runs_is_not_waited_for() {
+        let until = Instant::now() + Duration::from_secs(300);
+        let mut group = taken();
+        group.released(P, Release::Redeliver);
+        assert_eq!(group.settle(P, Verdict::Hold { until, more: true, eager: false }), None);
+        assert_eq!(group.take(1), [P], "one more look");
+        assert_eq!(group.settle(P, Verdict::Hold { until, more: true, eager: false }), Some(Deadline::Set(until)));
+    }
+
+    #[test]
+    fn nobody_parks_in_a_closed_group() {
+        let mut group = GroupState::default();
+        let (early, late) = (Waiter::new(), Waiter::new());
+        group.park(&early);
+        group.close();
+        assert!(early.was_woken());
+        group.park(&late);
+        assert!(late.was_woken());
     }
 
     #[test]

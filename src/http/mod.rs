@@ -5,6 +5,7 @@ pub mod changed_partitions;
 pub mod dlq;
 pub mod error;
 pub mod extract;
+pub mod groups;
 pub mod health;
 pub mod internal;
 pub mod json;

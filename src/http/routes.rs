@@ -9,7 +9,7 @@ use axum::routing::{self, MethodRouter};
 use super::error::no_such_route;
 use super::state::AppState;
 use super::{
-    ack, changed_partitions, dlq, health, internal, lease, messages, metrics, openapi, pop, push, queue, resources,
+    ack, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push, queue, resources,
     status, traces,
 };
 
@@ -173,11 +173,11 @@ routes! {
     get "/api/v1/consumer-groups" ReadOnly Tenant "All groups, by queue";
     get "/api/v1/consumer-groups/lagging" ReadOnly Tenant "Cursors that lag";
     get "/api/v1/consumer-groups/{group}" ReadOnly Tenant "The cursors of one group";
-    delete "/api/v1/consumer-groups/{group}" Admin Tenant "Delete a group everywhere";
-    delete "/api/v1/consumer-groups/{group}/queues/{queue}" Admin Tenant "Delete a group of one queue";
-    post "/api/v1/consumer-groups/{group}/subscription" ReadWrite Tenant "Move a group's subscription instant";
-    post "/api/v1/consumer-groups/{group}/queues/{queue}/seek" ReadWrite Tenant "Move a group's cursors on a queue";
-    post "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek" ReadWrite Tenant "Move a group's cursor on a partition";
+    delete "/api/v1/consumer-groups/{group}" Admin Tenant "Delete a group everywhere" => groups::delete;
+    delete "/api/v1/consumer-groups/{group}/queues/{queue}" Admin Tenant "Delete a group of one queue" => groups::delete_of_queue;
+    post "/api/v1/consumer-groups/{group}/subscription" ReadWrite Tenant "Move a group's subscription instant" => groups::subscription;
+    post "/api/v1/consumer-groups/{group}/queues/{queue}/seek" ReadWrite Tenant "Move a group's cursors on a queue" => groups::seek_queue;
+    post "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek" ReadWrite Tenant "Move a group's cursor on a partition" => groups::seek_partition;
 
     // Traces.
     post "/api/v1/traces" ReadWrite Tenant "Record an event on a message" => traces::record;

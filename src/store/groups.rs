@@ -1,10 +1,10 @@
 //! Consumer groups of a queue and where they start (`spec/push-pop.md` §7.10).
 
 use chrono::{DateTime, Utc};
-use sqlx::Row;
+use sqlx::{Postgres, Row, Transaction};
 
-use super::Store;
 use super::error::{During, StoreResult, Timed};
+use super::{Store, StoreError};
 use crate::ids::{GroupId, PartitionId, QueueId};
 
 /// Where a group's cursor of a partition begins.
@@ -27,6 +27,28 @@ pub struct GroupRow {
     pub registered: bool,
 }
 
+/// Where the cursor of group `g` on partition `p` begins, given its mode and its instant.
+///
+/// Within the minute before a registration its snapshot decides; older segments were committed for certain (no push
+/// transaction lives that long), and the age test keeps a restored dump from comparing foreign xids.
+macro_rules! start_of {
+    ($mode:literal, $at:literal) => {
+        concat!(
+            "CASE ",
+            $mode,
+            " WHEN 'all' THEN p.log_start - 1 \
+               WHEN 'end' THEN p.last_offset \
+               ELSE coalesce(( \
+                 SELECT s.base_offset + s.message_count - 1 FROM queen.log_segments s \
+                 WHERE s.partition_id = p.id AND CASE WHEN g.mode IS DISTINCT FROM 'new' THEN s.created_at < ",
+            $at,
+            " ELSE s.created_at < g.subscribed_at AND (s.created_at < g.subscribed_at - interval '1 minute' \
+                     OR g.snapshot IS NULL OR pg_visible_in_snapshot(s.writer, g.snapshot)) END \
+                 ORDER BY s.base_offset DESC LIMIT 1), p.log_start - 1) END"
+        )
+    };
+}
+
 impl Store {
     /// The group, if it exists.
     pub async fn find_group(&self, queue: QueueId, name: &str) -> StoreResult<Option<GroupRow>> {
@@ -45,7 +67,7 @@ impl Store {
 
     /// Fixes where the group starts, once: the first caller's word stands. The boundary of [`StartAt::End`] is exact
     /// and lazy: the row keeps the registering snapshot, and a partition met later skips exactly what that snapshot
-    /// could see. `None` if the queue is gone.
+    /// could see. An instant in the future means from now on (`spec/push-pop.md` §7.10). `None` if the queue is gone.
     pub async fn register_group(&self, queue: QueueId, name: &str, start: StartAt) -> StoreResult<Option<GroupRow>> {
         let (mode, at) = match start {
             StartAt::Beginning => ("all", None),
@@ -53,12 +75,13 @@ impl Store {
             StartAt::Timestamp(at) => ("timestamp", Some(at)),
         };
         let id: Option<i32> = sqlx::query_scalar(
-            "INSERT INTO queen.consumer_groups AS g (queue_id, name, mode, subscribed_at, snapshot) \
-             SELECT q.id, $2, $3, coalesce($4, clock_timestamp()), pg_current_snapshot() \
+            "INSERT INTO queen.consumer_groups AS g (queue_id, name, mode, subscribed_at, snapshot, registered_at) \
+             SELECT q.id, $2, $3, least($4, clock_timestamp()), pg_current_snapshot(), clock_timestamp() \
              FROM (SELECT id FROM queen.queues WHERE id = $1 FOR KEY SHARE) q \
              ON CONFLICT (queue_id, name) DO UPDATE SET mode = coalesce(g.mode, excluded.mode), \
                subscribed_at = CASE WHEN g.mode IS NULL THEN excluded.subscribed_at ELSE g.subscribed_at END, \
-               snapshot = CASE WHEN g.mode IS NULL THEN excluded.snapshot ELSE g.snapshot END \
+               snapshot = CASE WHEN g.mode IS NULL THEN excluded.snapshot ELSE g.snapshot END, \
+               registered_at = CASE WHEN g.mode IS NULL THEN excluded.registered_at ELSE g.registered_at END \
              RETURNING id",
         )
         .bind(queue.0)
@@ -88,7 +111,8 @@ impl Store {
 
     /// Makes the cursors that the group lacks on these partitions (sorted), placed by its registration or, for a group
     /// that has none, by `fallback`. Existing cursors stay. Commits asynchronously: a push answered later flushes it too, so a
-    /// cursor lost in a crash had nothing above it.
+    /// cursor lost in a crash had nothing above it. A group that has been deleted gets none: its row is locked, after the
+    /// partitions, so that no cursor outlives it.
     pub async fn seed_cursors(&self, group: GroupId, partitions: &[PartitionId], fallback: StartAt) -> StoreResult<()> {
         let ids: Vec<i64> = partitions.iter().map(|p| p.0).collect();
         let (mode, at) = match fallback {
@@ -96,25 +120,15 @@ impl Store {
             StartAt::End => ("end", None),
             StartAt::Timestamp(at) => ("timestamp", Some(at)),
         };
-        // Within the minute before a registration its snapshot decides; older segments were committed for certain
-        // (no push transaction lives that long), and the age test keeps a restored dump from comparing foreign xids.
-        sqlx::query(
-            "INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
-             SELECT p.id, g.id, CASE coalesce(g.mode, $3) \
-               WHEN 'all' THEN p.log_start - 1 \
-               WHEN 'end' THEN p.last_offset \
-               ELSE coalesce(( \
-                 SELECT s.base_offset + s.message_count - 1 FROM queen.log_segments s \
-                 WHERE s.partition_id = p.id AND CASE WHEN g.mode IS DISTINCT FROM 'new' \
-                   THEN s.created_at < coalesce(g.subscribed_at, $4) \
-                   ELSE s.created_at < g.subscribed_at AND (s.created_at < g.subscribed_at - interval '1 minute' \
-                     OR g.snapshot IS NULL OR pg_visible_in_snapshot(s.writer, g.snapshot)) END \
-                 ORDER BY s.base_offset DESC LIMIT 1), p.log_start - 1) END \
-             FROM (SELECT * FROM queen.log_partitions WHERE id = ANY($2) ORDER BY id FOR KEY SHARE) p \
-             JOIN queen.consumer_groups g ON g.id = $1 \
-             ORDER BY p.id \
-             ON CONFLICT (partition_id, group_id) DO NOTHING",
-        )
+        sqlx::query(concat!(
+            "WITH p AS MATERIALIZED (SELECT * FROM queen.log_partitions WHERE id = ANY($2) ORDER BY id FOR KEY SHARE), \
+             g AS MATERIALIZED (SELECT * FROM queen.consumer_groups WHERE id = $1 AND (SELECT count(*) FROM p) > 0 \
+               FOR KEY SHARE) \
+             INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
+             SELECT p.id, g.id, ",
+            start_of!("coalesce(g.mode, $3)", "coalesce(g.subscribed_at, $4)"),
+            " FROM p CROSS JOIN g ORDER BY p.id ON CONFLICT (partition_id, group_id) DO NOTHING"
+        ))
         .bind(group.0)
         .bind(ids)
         .bind(mode)
@@ -124,4 +138,139 @@ impl Store {
         .await?;
         Ok(())
     }
+
+    /// Whether a group of this key exists.
+    pub async fn group_exists(&self, group: GroupId) -> StoreResult<bool> {
+        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM queen.consumer_groups WHERE id = $1)")
+            .bind(group.0)
+            .fetch_one(&self.pool)
+            .timed("finding a group")
+            .await
+    }
+
+    /// Removes a group's cursors, of one queue or of all, and with `registration` its rows, in one transaction
+    /// (`spec/admin.md` §7.6). Answers the groups concerned, with their queues, and how many cursors went.
+    pub async fn delete_group(
+        &self,
+        name: &str,
+        queue: Option<&str>,
+        registration: bool,
+    ) -> StoreResult<(Vec<(GroupId, QueueId)>, i64)> {
+        let mut tx = self.pool.begin().timed("group delete").await?;
+        let queues = lock_queues_of(&mut tx, name, queue).await?;
+        // Seeding takes this lock after the partitions, and nothing here locks a partition: no cursor can come in between.
+        let groups: Vec<(i32, i32)> = sqlx::query_as(
+            "SELECT id, queue_id FROM queen.consumer_groups WHERE name = $1 AND queue_id = ANY($2) ORDER BY id FOR UPDATE",
+        )
+        .bind(name)
+        .bind(&queues)
+        .fetch_all(&mut *tx)
+        .timed("group delete")
+        .await?;
+        let (ids, queues): (Vec<i32>, Vec<i32>) = groups.into_iter().unzip();
+        let deleted: i64 = sqlx::query_scalar(
+            "WITH doomed AS MATERIALIZED ( \
+               SELECT c.partition_id, c.group_id FROM unnest($1::int[], $2::int[]) AS u (group_id, queue_id) \
+               JOIN queen.log_partitions p ON p.queue_id = u.queue_id \
+               JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = u.group_id \
+               ORDER BY c.partition_id, c.group_id FOR UPDATE OF c), \
+             gone AS ( \
+               DELETE FROM queen.log_consumers c USING doomed d \
+               WHERE c.partition_id = d.partition_id AND c.group_id = d.group_id RETURNING 1) \
+             SELECT count(*) FROM gone",
+        )
+        .bind(&ids)
+        .bind(&queues)
+        .fetch_one(&mut *tx)
+        .timed("group delete")
+        .await?;
+        if registration {
+            sqlx::query("DELETE FROM queen.consumer_groups WHERE id = ANY($1)")
+                .bind(&ids)
+                .execute(&mut *tx)
+                .timed("group delete")
+                .await?;
+        }
+        tx.commit().timed("commit of group delete").await?;
+        let groups = ids.into_iter().map(GroupId).zip(queues.into_iter().map(QueueId)).collect();
+        Ok((groups, deleted))
+    }
+
+    /// Moves the instant of a group's registrations on every queue (`spec/admin.md` §7.4). Partitions that were there when
+    /// the group registered get their cursor first, where they always stood: only what was born later is placed anew.
+    /// Answers the groups concerned.
+    pub async fn move_subscriptions(&self, name: &str, at: DateTime<Utc>) -> StoreResult<Vec<GroupId>> {
+        let mut tx = self.pool.begin().timed("moving a subscription").await?;
+        let queues = lock_queues_of(&mut tx, name, None).await?;
+        let ids: Vec<i32> = sqlx::query_scalar(
+            "SELECT id FROM queen.consumer_groups WHERE name = $1 AND queue_id = ANY($2) AND mode IS NOT NULL \
+             ORDER BY id FOR NO KEY UPDATE",
+        )
+        .bind(name)
+        .bind(&queues)
+        .fetch_all(&mut *tx)
+        .timed("moving a subscription")
+        .await?;
+        sqlx::query(concat!(
+            "WITH unmet AS MATERIALIZED ( \
+               SELECT p.id, g.id AS group_id FROM queen.consumer_groups g \
+               JOIN queen.log_partitions p ON p.queue_id = g.queue_id AND p.created_at <= g.registered_at \
+               WHERE g.id = ANY($1) AND g.mode <> 'all' AND NOT EXISTS ( \
+                 SELECT 1 FROM queen.log_consumers c WHERE c.partition_id = p.id AND c.group_id = g.id) \
+               ORDER BY p.id, g.id FOR KEY SHARE OF p) \
+             INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
+             SELECT p.id, g.id, ",
+            start_of!("g.mode", "g.subscribed_at"),
+            " FROM unmet u JOIN queen.log_partitions p ON p.id = u.id JOIN queen.consumer_groups g ON g.id = u.group_id \
+              ORDER BY p.id, g.id ON CONFLICT (partition_id, group_id) DO NOTHING"
+        ))
+        .bind(&ids)
+        .execute(&mut *tx)
+        .timed("moving a subscription")
+        .await?;
+        sqlx::query("UPDATE queen.consumer_groups SET subscribed_at = $2, snapshot = NULL WHERE id = ANY($1)")
+            .bind(&ids)
+            .bind(at)
+            .execute(&mut *tx)
+            .timed("moving a subscription")
+            .await?;
+        tx.commit().timed("moving a subscription").await?;
+        Ok(ids.into_iter().map(GroupId).collect())
+    }
+
+    /// The instant that a text names, as `timestamptz` input reads it (no zone = UTC; `spec/admin.md` §1.1). `None`: not one.
+    pub async fn read_timestamp(&self, text: &str) -> StoreResult<Option<DateTime<Utc>>> {
+        let read = sqlx::query_scalar(
+            "SELECT CASE WHEN t.at BETWEEN '0001-01-01Z' AND '9999-12-31Z' THEN t.at END \
+             FROM (SELECT $1::text::timestamptz AS at) t",
+        )
+        .bind(text)
+        .fetch_one(&self.pool)
+        .timed("reading a timestamp")
+        .await;
+        match read {
+            // Class 22: not in the language of timestamps.
+            Err(StoreError::Refused { sqlstate, .. }) if sqlstate.starts_with("22") => Ok(None),
+            other => other,
+        }
+    }
+}
+
+/// Keeps the queues that have this group, or the one of this name, from being deleted: deletion of a queue comes first to its
+/// own row, then to partitions, cursors and groups, so whoever holds this is never in a circle with it.
+async fn lock_queues_of(
+    tx: &mut Transaction<'static, Postgres>,
+    group: &str,
+    queue: Option<&str>,
+) -> StoreResult<Vec<i32>> {
+    sqlx::query_scalar(
+        "SELECT q.id FROM queen.queues q CROSS JOIN (SELECT set_config('statement_timeout', '600000', true)) patience \
+         WHERE q.tenant = queen.default_tenant() AND ($2::text IS NULL OR q.name = $2) \
+           AND q.id IN (SELECT queue_id FROM queen.consumer_groups WHERE name = $1) ORDER BY q.id FOR KEY SHARE OF q",
+    )
+    .bind(group)
+    .bind(queue)
+    .fetch_all(&mut **tx)
+    .timed("finding queues")
+    .await
 }

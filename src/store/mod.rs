@@ -17,6 +17,7 @@ pub mod migrate;
 pub mod minutes;
 pub mod partitions;
 pub mod queues;
+pub mod seeks;
 pub mod statistics;
 pub mod tls;
 pub mod traces;

@@ -13,6 +13,7 @@ mod configure;
 mod crash;
 mod dead_letters;
 mod faults;
+mod groups;
 mod harness;
 mod health;
 mod histories;

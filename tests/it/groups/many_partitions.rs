@@ -1,0 +1,1 @@
+//! Listings of groups (`spec/admin.md` §7.1 to §7.3).
