@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use reqwest::Method;
 use serde_json::json;
 
 use crate::harness::{Pop, Popped, Road, TestBroker};
@@ -27,9 +28,19 @@ enum Op {
     Extend { nth_last: usize },
     Expire,
     ReleaseHeld,
-    Seek { to: i64 },
+    Seek { group: usize, partition: Option<usize>, to: Destination },
+    DeleteGroup { group: usize, keep_registration: bool },
     Purge { partition: usize, to: usize },
     Retain { partition: usize, to: usize },
+}
+
+/// Where a seek goes.
+#[derive(Clone, Copy, Debug)]
+enum Destination {
+    Beginning,
+    End,
+    /// The commit time of the message that was pushed as this one, over all partitions.
+    MessageOf(usize),
 }
 
 /// A batch that the group has popped, counted from the latest, and how the ack names its lease.
@@ -79,14 +90,20 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     let picks = prop_oneof![2 => Just(vec![Pick::Whole]), 3 => prop::collection::vec(pick, 1..4)];
     let ids = prop::collection::vec(0u8..40, 1..6);
+    let to = prop_oneof![
+        2 => Just(Destination::Beginning),
+        1 => Just(Destination::End),
+        3 => (0usize..30).prop_map(Destination::MessageOf),
+    ];
     prop_oneof![
         4 => (partition.clone(), ids).prop_map(|(partition, ids)| Op::Push { partition, ids }),
         8 => (partition.clone(), group.clone(), 1usize..7).prop_map(|(partition, group, batch)| Op::Pop { partition, group, batch }),
-        12 => (group, leases, picks).prop_map(|(group, leases, picks)| Op::Ack { group, leases, picks }),
+        12 => (group.clone(), leases, picks).prop_map(|(group, leases, picks)| Op::Ack { group, leases, picks }),
         1 => (0usize..3).prop_map(|nth_last| Op::Extend { nth_last }),
         1 => Just(Op::Expire),
         1 => Just(Op::ReleaseHeld),
-        1 => (-1i64..12).prop_map(|to| Op::Seek { to }),
+        2 => (group.clone(), prop::option::of(partition.clone()), to).prop_map(|(group, partition, to)| Op::Seek { group, partition, to }),
+        1 => (group, any::<bool>()).prop_map(|(group, keep_registration)| Op::DeleteGroup { group, keep_registration }),
         1 => (partition.clone(), 0usize..12).prop_map(|(partition, to)| Op::Purge { partition, to }),
         1 => (partition, 0usize..12).prop_map(|(partition, to)| Op::Retain { partition, to }),
     ]
@@ -99,6 +116,8 @@ struct Run<'a> {
     model: Model,
     /// Every delivery: (group, partition, what).
     pops: Vec<(usize, usize, Popped)>,
+    /// Every push in its order: partition, and the offset there.
+    pushed: Vec<(usize, usize)>,
 }
 
 fn name(partition: usize) -> String {
@@ -113,6 +132,7 @@ impl Run<'_> {
                 for id in ids {
                     let id = format!("m{id}");
                     self.broker.push_ids(&self.queue, &name(*partition), [&id]).await;
+                    self.pushed.push((*partition, self.model.count(*partition)));
                     self.model.push(*partition, &[id]);
                 }
             }
@@ -140,15 +160,15 @@ impl Run<'_> {
                 self.model.release_held();
                 self.cursors("SET not_before = NULL WHERE").await;
             }
-            Op::Seek { to } => {
-                // As the route does: never past the end of a partition.
-                let to = (*to).min((0..PARTITIONS).map(|p| self.model.count(p) as i64 - 1).min().unwrap_or(-1));
-                self.model.seek(to);
-                let set = format!(
-                    "SET committed = {to}, worker_id = NULL, batch_end = NULL, lease_expires_at = NULL, \
-                     batch_retry_count = 0, not_before = NULL WHERE"
+            Op::Seek { group, partition, to } => self.seek(*group, *partition, *to).await?,
+            Op::DeleteGroup { group, keep_registration } => {
+                let target = format!(
+                    "/api/v1/consumer-groups/{}/queues/{}?deleteMetadata={}",
+                    GROUPS[*group], self.queue, !keep_registration
                 );
-                self.cursors(&set).await;
+                let reply = self.broker.try_send(Method::DELETE, &target, None).await.unwrap().expect(200).json();
+                let expected = self.model.delete_group(*group);
+                prop_assert_eq!(reply["deletedPartitions"].as_u64(), Some(expected as u64), "cursors deleted");
             }
             Op::Purge { partition, to } => {
                 let to = (*to).min(self.model.count(*partition));
@@ -182,6 +202,48 @@ impl Run<'_> {
         prop_assert_eq!(self.rows().await, self.model.rows(), "rows");
         prop_assert_eq!(&self.letters().await, self.model.letters(), "dead letters");
         Ok(())
+    }
+
+    async fn seek(&mut self, group: usize, partition: Option<usize>, to: Destination) -> Result<(), TestCaseError> {
+        let (mut first, mut body) = (0, json!({ "timestamp": "1970-01-01T00:00:00Z" }));
+        match to {
+            Destination::Beginning => {}
+            Destination::End => (first, body) = (usize::MAX, json!({ "toEnd": true })),
+            Destination::MessageOf(nth) => {
+                let Some((of, offset)) = self.pushed.get(nth).copied() else { return Ok(()) };
+                // Retention may have deleted it: then nobody knows its time.
+                let Some(at) = self.committed_at(of, offset).await else { return Ok(()) };
+                (first, body) = (nth, json!({ "timestamp": at }));
+            }
+        }
+        let mut target = format!("/api/v1/consumer-groups/{}/queues/{}", GROUPS[group], self.queue);
+        if let Some(partition) = partition {
+            target.push_str(&format!("/partitions/{}", name(partition)));
+        }
+        let reply = self.broker.post_json(&format!("{target}/seek"), &body).await;
+        let named: Vec<usize> =
+            (0..PARTITIONS).filter(|p| partition.is_none_or(|only| only == *p) && self.model.count(*p) > 0).collect();
+        prop_assert_eq!(reply.status, if named.is_empty() { 404 } else { 200 }, "{}", reply.text);
+        for partition in named {
+            let later = self.pushed.iter().enumerate().find(|(nth, (of, _))| *nth >= first && *of == partition);
+            let next = later.map_or(self.model.count(partition), |(_, (_, offset))| *offset);
+            self.model.seek(partition, group, next);
+        }
+        Ok(())
+    }
+
+    /// When a message was committed, as its segment says.
+    async fn committed_at(&self, partition: usize, offset: usize) -> Option<String> {
+        sqlx::query_scalar(
+            "SELECT s.created_at::text FROM queen.log_segments s JOIN queen.log_partitions p ON p.id = s.partition_id
+               JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1 AND p.name = $2 AND s.base_offset = $3",
+        )
+        .bind(&self.queue)
+        .bind(name(partition))
+        .bind(offset as i64)
+        .fetch_optional(&self.broker.db.pool)
+        .await
+        .unwrap()
     }
 
     async fn ack(&mut self, group: usize, leases: &[LeaseRef], picks: &[Pick]) -> Result<(), TestCaseError> {
@@ -313,7 +375,7 @@ fn the_story_is_that_of_per_message_receipts() {
         let (retry_limit, holds, dead_letters) = options;
         let queue = format!("q{}", number.replace(number.get() + 1));
         let model = Model::new(Options { retry_limit, holds, dead_letters }, PARTITIONS);
-        let mut run = Run { broker: &broker, queue, model, pops: Vec::new() };
+        let mut run = Run { broker: &broker, queue, model, pops: Vec::new(), pushed: Vec::new() };
         runtime.block_on(async {
             let delay = if holds { 3_600_000 } else { 0 };
             let options = json!({ "retryLimit": retry_limit, "retryDelay": delay, "dedupWindowSeconds": 0,

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::harness::{Pop, Popped, Road, TestBroker};
@@ -39,6 +40,15 @@ struct Item {
     is_ghost: bool,
 }
 
+/// Where a seek goes.
+#[derive(Clone, Copy, Debug)]
+enum Destination {
+    Beginning,
+    End,
+    /// The commit time of a delivered message: batch and index.
+    MessageOf(usize, usize),
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Configure(Value),
@@ -49,7 +59,8 @@ enum Step {
     AckOne { group: &'static str, item: Item },
     Extend { batch: usize, seconds: i64 },
     Expire,
-    Seek { committed: i64 },
+    Seek { group: &'static str, partition: Option<&'static str>, to: Destination },
+    DeleteGroup { group: &'static str, keep_registration: bool },
 }
 
 /// One road of one history.
@@ -91,12 +102,24 @@ impl Lane<'_> {
                 json!([answer["success"], answer["renewed"]])
             }
             Step::Expire => self.touch("lease_expires_at = now() - interval '1 minute'", "worker_id IS NOT NULL").await,
-            Step::Seek { committed } => {
-                let set = format!(
-                    "committed = least({committed}, p.last_offset), worker_id = NULL, batch_end = NULL,
-                     lease_expires_at = NULL, batch_retry_count = 0, not_before = NULL"
-                );
-                self.touch(&set, "true").await
+            Step::Seek { group, partition, to } => {
+                let body = match to {
+                    Destination::Beginning => json!({ "timestamp": "1970-01-01T00:00:00Z" }),
+                    Destination::End => json!({ "toEnd": true }),
+                    Destination::MessageOf(batch, message) => {
+                        json!({ "timestamp": self.batches[*batch].messages[*message].created_at })
+                    }
+                };
+                let partition = partition.map(|p| format!("/partitions/{p}")).unwrap_or_default();
+                let target = format!("/api/v1/consumer-groups/{group}/queues/{}{partition}/seek", self.queue);
+                let reply = self.broker.post_json(&target, &body).await;
+                json!([reply.status, reply.json()["partitionsUpdated"]])
+            }
+            Step::DeleteGroup { group, keep_registration } => {
+                let query = format!("?deleteMetadata={}", !keep_registration);
+                let target = format!("/api/v1/consumer-groups/{group}/queues/{}{query}", self.queue);
+                let reply = self.broker.try_send(Method::DELETE, &target, None).await.unwrap().expect(200);
+                reply.json()["deletedPartitions"].clone()
             }
         }
     }
@@ -182,7 +205,7 @@ fn draw(rng: &mut StdRng, batches: &[Popped], fresh: &mut usize, is_calm: &mut b
     let at = if rng.random_ratio(3, 4) { full[full.len() - 1] } else { full[rng.random_range(0..full.len())] };
     let owner: &'static str = GROUPS.into_iter().find(|g| *g == batches[at].consumer_group).unwrap_or(group);
     match step {
-        50..90 => {
+        50..88 => {
             let mut items = items_of(rng, batches, at);
             if rng.random_ratio(1, 6) {
                 let other = full[rng.random_range(0..full.len())];
@@ -197,14 +220,21 @@ fn draw(rng: &mut StdRng, batches: &[Popped], fresh: &mut usize, is_calm: &mut b
                 _ => Step::Ack { group, items },
             }
         }
-        90..94 => Step::Extend { batch: at, seconds: 900 },
-        94..97 => {
+        88..91 => Step::Extend { batch: at, seconds: 900 },
+        91..94 => {
             *is_calm = false;
             Step::Expire
         }
-        97..99 => {
-            *is_calm = false;
-            Step::Seek { committed: rng.random_range(-1..12) }
+        94..99 => {
+            if rng.random_ratio(1, 4) {
+                return Step::DeleteGroup { group: owner, keep_registration: rng.random_bool(0.5) };
+            }
+            let to = match rng.random_range(0..4) {
+                0 => Destination::Beginning,
+                1 => Destination::End,
+                _ => Destination::MessageOf(at, rng.random_range(0..batches[at].messages.len())),
+            };
+            Step::Seek { group: owner, partition: rng.random_bool(0.5).then_some(partition), to }
         }
         _ => Step::Configure(json!({ "retryLimit": rng.random_range(0..3), "dedupWindowSeconds": 0 })),
     }

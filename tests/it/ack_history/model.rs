@@ -168,13 +168,24 @@ impl Model {
         self.lanes.values_mut().for_each(|lane| lane.held = false);
     }
 
-    pub fn seek(&mut self, committed: i64) {
-        for lane in self.lanes.values_mut() {
-            for (offset, fate) in lane.fates.iter_mut().enumerate() {
-                *fate = if offset as i64 <= committed { Fate::Finished } else { Fate::Pending };
-            }
-            (lane.lease, lane.budget_used, lane.held) = (None, 0, false);
+    /// The group's cursor on a partition goes before the message `next`, or before what is retained if that is later. What
+    /// was leased and charged is gone (I13).
+    pub fn seek(&mut self, partition: usize, group: usize, next: usize) {
+        let log = &self.logs[partition];
+        if log.ids.is_empty() {
+            return; // no such partition yet
         }
+        let next = next.max(log.stored_from);
+        let lane = self.lanes.entry((partition, group)).or_default();
+        lane.fates = (0..log.ids.len()).map(|at| if at < next { Fate::Finished } else { Fate::Pending }).collect();
+        (lane.lease, lane.budget_used, lane.held) = (None, 0, false);
+    }
+
+    /// The group is gone. Answers how many cursors it had.
+    pub fn delete_group(&mut self, group: usize) -> usize {
+        let before = self.lanes.len();
+        self.lanes.retain(|(_, of), _| *of != group);
+        before - self.lanes.len()
     }
 
     /// Hashes below `to` are gone.
