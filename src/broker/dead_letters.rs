@@ -3,11 +3,14 @@
 //! A replay is a *move*: one push job that names the dead letter. The flush that stores the message locks the row first and
 //! deletes it in the same transaction, so it is stored once however many ask, and never lost.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use thiserror::Error;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::activity::Activity;
 use super::encryption::Encryption;
 use super::error::{BrokerError, BrokerResult};
 use super::push::{JobError, Packed};
@@ -139,12 +142,19 @@ pub struct DeadLetters {
     queues: QueueDirectory,
     fusion: PushFusion,
     encryption: Encryption,
+    activity: Arc<Activity>,
 }
 
 impl DeadLetters {
     /// Over the queues and the push fusion of this broker.
-    pub fn new(store: Store, queues: QueueDirectory, fusion: PushFusion, encryption: Encryption) -> DeadLetters {
-        DeadLetters { store, queues, fusion, encryption }
+    pub fn new(
+        store: Store,
+        queues: QueueDirectory,
+        fusion: PushFusion,
+        encryption: Encryption,
+        activity: Arc<Activity>,
+    ) -> DeadLetters {
+        DeadLetters { store, queues, fusion, encryption, activity }
     }
 
     /// One page, newest first. A page of large payloads ends early.
@@ -187,13 +197,16 @@ impl DeadLetters {
         if transaction.contains('\0') {
             return Ok(false);
         }
-        Ok(self.store.delete_dead_letters_of(partition, transaction).await? > 0)
+        let queue = self.store.delete_dead_letters_of(partition, transaction).await?;
+        queue.into_iter().for_each(|queue| self.activity.touched(queue));
+        Ok(queue.is_some())
     }
 
     /// Deletes the dead letters of a queue, of one group or of all, filed until now: how many. In steps of bounded size.
     pub async fn purge(&self, queue: &str, group: Option<&str>) -> BrokerResult<i64> {
         let Some(queue) = self.find_queue(queue).await? else { return Ok(0) };
         let (mut deleted, mut until) = (0, None);
+        self.activity.touched(queue);
         loop {
             let (gone, at) = self.store.purge_dead_letters(queue, group, until, PURGE_ROWS).await?;
             deleted += gone;
@@ -246,6 +259,8 @@ impl DeadLetters {
                 Ok(Err(JobError::Unknown(text))) => return Err(ReplayError::Unknown(text.to_string())),
                 Ok(Ok(items)) => items.into_iter().next(),
             };
+            self.activity.touched(letter.queue);
+            self.activity.pushed(queue.id, stored.iter().filter(|item| item.original.is_none()).count() as u64);
             let stored = stored.ok_or_else(|| ReplayError::Refused("no outcome".to_owned()))?;
             return Ok(Replayed {
                 letter: letter.id,

@@ -117,7 +117,8 @@ impl Broker {
         let peers = Peers::new(name, store.clone(), queues.clone(), memory.clone(), parking.clone());
         let group_admin = GroupAdmin::new(store.clone(), memory.clone(), peers.clone());
         let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
-        let dead_letters = DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone());
+        let dead_letters =
+            DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone(), activity.clone());
         let push = PushPath::new(queues.clone(), fusion, encryption.clone());
         let statistics = Statistics::new(store.clone(), activity.clone(), settings.statistics);
         let inspection = Inspection::new(store.clone(), statistics, settings.statistics.safe_floor_ms);

@@ -18,6 +18,8 @@ pub struct DeadLetter {
     pub id: Uuid,
     /// Where the message was.
     pub partition: PartitionId,
+    /// Its queue.
+    pub queue: QueueId,
     /// Name of the queue.
     pub queue_name: String,
     /// Name of the partition.
@@ -105,7 +107,7 @@ pub struct NewDeadLetter {
 macro_rules! select_letters {
     ($rest:literal) => {
         concat!(
-            "SELECT d.id, d.partition_id, d.queue_name, d.partition_name, d.group_name, d.transaction_id, d.payload, \
+            "SELECT d.id, d.partition_id, d.queue_id, d.queue_name, d.partition_name, d.group_name, d.transaction_id, d.payload, \
                d.reason, d.retry_count, d.failed_at FROM queen.dead_letters d ",
             $rest
         )
@@ -241,19 +243,23 @@ impl Store {
         row.as_ref().map(letter_of).transpose().during("finding a dead letter")
     }
 
-    /// Deletes every dead letter of one message. Answers how many went.
-    pub async fn delete_dead_letters_of(&self, partition: PartitionId, transaction: &str) -> StoreResult<u64> {
-        let done = sqlx::query(
+    /// Deletes every dead letter of one message. Answers their queue, if there were any.
+    pub async fn delete_dead_letters_of(
+        &self,
+        partition: PartitionId,
+        transaction: &str,
+    ) -> StoreResult<Option<QueueId>> {
+        let queues: Vec<i32> = sqlx::query_scalar(
             "DELETE FROM queen.dead_letters WHERE id IN ( \
                SELECT id FROM queen.dead_letters WHERE partition_id = $1 AND transaction_id = $2 \
-                 AND tenant = queen.default_tenant() ORDER BY id FOR UPDATE)",
+                 AND tenant = queen.default_tenant() ORDER BY id FOR UPDATE) RETURNING queue_id",
         )
         .bind(partition.0)
         .bind(transaction)
-        .execute(&self.pool)
+        .fetch_all(&self.pool)
         .timed("deleting dead letters")
         .await?;
-        Ok(done.rows_affected())
+        Ok(queues.first().copied().map(QueueId))
     }
 
     /// Deletes up to `rows_max` of the queue's dead letters, of one group or of all, that were filed at or before an
@@ -305,6 +311,7 @@ fn letter_of(row: &PgRow) -> Result<DeadLetter, sqlx::Error> {
     Ok(DeadLetter {
         id: row.try_get("id")?,
         partition: PartitionId(row.try_get("partition_id")?),
+        queue: QueueId(row.try_get("queue_id")?),
         queue_name: row.try_get("queue_name")?,
         partition_name: row.try_get("partition_name")?,
         group_name: row.try_get("group_name")?,
