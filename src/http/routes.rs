@@ -9,8 +9,8 @@ use axum::routing::{self, MethodRouter};
 use super::error::no_such_route;
 use super::state::AppState;
 use super::{
-    ack, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push, queue, resources,
-    status, traces,
+    ack, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push, queue,
+    resources, status, traces,
 };
 
 /// Methods that the protocol uses.
