@@ -17,7 +17,9 @@ use tokio::sync::{Mutex, Semaphore};
 
 pub mod item;
 pub mod meter;
+pub mod outcome;
 pub mod plan;
+pub mod search;
 pub mod settings;
 pub mod settle;
 
@@ -37,7 +39,9 @@ use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 use crate::store::Store;
 use meter::{AckMeter, Road};
 use plan::{Call, Group};
-use settle::{Change, Settler};
+use outcome::Change;
+use search::Search;
+use settle::Settler;
 
 /// Partitions of one call that are under way at once.
 const LANES_PER_CALL_MAX: usize = 1024;
@@ -55,6 +59,7 @@ pub struct AckPipeline {
 struct Inner {
     store: Store,
     settler: Settler,
+    search: Search,
     flusher: Arc<Flusher>,
     /// The lease registry, unless it is switched off.
     home: Option<Arc<Home>>,
@@ -94,10 +99,13 @@ impl AckPipeline {
         let home = (settings.registry && !settings.serial)
             .then(|| start_home(&settings, &flusher, &listener, &meter))
             .flatten();
-        let settler = Settler::new(store.clone(), settings.checkout_timeout, settings.lookup_timeout);
+        let search = Search::new(store.clone());
+        let settler =
+            Settler::new(store.clone(), search.clone(), settings.checkout_timeout, settings.lookup_timeout);
         let inner = Inner {
             store,
             settler,
+            search,
             flusher,
             home,
             closing: AtomicBool::new(false),
@@ -142,6 +150,16 @@ impl AckPipeline {
         if let Some(home) = &self.inner.home {
             home.extended(worker, partitions, expires);
         }
+    }
+
+    /// A transaction moved a cursor. Call it after COMMIT.
+    pub fn settled(&self, partition: PartitionId, change: Change) {
+        self.inner.announce(partition, change);
+    }
+
+    /// Searches stored hashes within the bounds of this path.
+    pub fn search(&self) -> Search {
+        self.inner.search.clone()
     }
 
     /// A seek or delete ended whatever lease this group holds on this partition.
@@ -260,14 +278,9 @@ impl Inner {
             None => None,
         };
         let settled = self.settler.settle(call, group, in_doubt).await;
-        if let Some(Change { group: id, holder, release }) = settled.change {
-            self.note(call, group, id, &settled.answers);
-            if let (Some(home), Some(holder)) = (&self.home, holder) {
-                home.dropped(group.partition, id, Some(holder));
-            }
-            if let Some(release) = release {
-                self.listener.released(group.partition, id, release);
-            }
+        if let Some(change) = settled.change {
+            self.note(call, group, change.group, &settled.answers);
+            self.announce(group.partition, change);
         }
         settled.answers
     }
@@ -277,6 +290,16 @@ impl Inner {
         let pairs = group.items(call).zip(answers);
         let done = pairs.filter(|(item, answer)| item.status == AckStatus::Completed && answer.outcome.is_ok()).count();
         self.activity.acked(id, done as u64, (answers.len() - done) as u64);
+    }
+
+    /// After COMMIT: the registry entry is stale, and who waits for the partition may look.
+    fn announce(&self, partition: PartitionId, Change { group, holder, release }: Change) {
+        if let (Some(home), Some(holder)) = (&self.home, holder) {
+            home.dropped(partition, group, Some(holder));
+        }
+        if let Some(release) = release {
+            self.listener.released(partition, group, release);
+        }
     }
 
     async fn fast(&self, call: &Call, group: &Group) -> Fast {

@@ -3,6 +3,7 @@
 pub mod ack;
 pub mod ack_decision;
 pub mod activity;
+pub mod append;
 pub mod arbiters;
 pub mod claim;
 pub mod configure;

@@ -23,6 +23,8 @@ pub struct PushItem<'a> {
     pub partition: &'a str,
     /// Deduplication key; `None` = the message id.
     pub transaction_id: Option<&'a str>,
+    /// Kept with the message; only a transaction gives one (`spec/transactions-kv-timers.md` §2.2).
+    pub trace_id: Option<Uuid>,
     /// JSON text, kept verbatim.
     pub payload: &'a [u8],
 }
@@ -136,11 +138,15 @@ pub struct PushPath {
     encryption: Encryption,
 }
 
-struct Group<'a> {
-    queue: &'a str,
-    partition: &'a str,
+/// The items of one request for one (queue, partition).
+#[derive(Debug)]
+pub struct Group<'a> {
+    /// Queue name.
+    pub queue: &'a str,
+    /// Partition name.
+    pub partition: &'a str,
     /// Leaders, by index of the request.
-    items: Vec<usize>,
+    pub items: Vec<usize>,
     refused: Option<Arc<str>>,
 }
 
@@ -232,7 +238,8 @@ impl PushPath {
             let job = match (&group.refused, queues.get(group.queue)) {
                 (Some(error), _) => Err(JobError::Failed(error.clone())),
                 (None, None) => Err(JobError::QueueGone),
-                (None, Some(queue)) => self.pack(items, minted, group, queue, producer_sub).map_err(JobError::Failed),
+                (None, Some(queue)) => pack_group(items, minted, group, queue, &self.encryption, producer_sub)
+                    .map_err(JobError::Failed),
             };
             waiting.push(match job {
                 Err(error) => Err(error),
@@ -256,41 +263,43 @@ impl PushPath {
         }
         Ok(outcomes)
     }
+}
 
-    fn pack(
-        &self,
-        items: &[PushItem<'_>],
-        minted: &[Uuid],
-        group: &Group<'_>,
-        queue: &Queue,
-        producer_sub: Option<&str>,
-    ) -> Result<Packed, Arc<str>> {
-        let encrypt = queue.options.encryption_enabled;
-        if encrypt && !self.encryption.has_key() {
-            return Err("the queue encrypts payloads and this broker has no QUEEN_ENCRYPTION_KEY".into());
-        }
-        let mut packed = Packed::default();
-        for index in &group.items {
-            let item = &items[*index];
-            let sealed = encrypt.then(|| self.encryption.seal(item.payload)).map(|s| s.ok_or("encryption failed"));
-            let sealed = sealed.transpose()?;
-            let frame = Frame {
-                id: minted[*index],
-                transaction_id: item.transaction_id,
-                trace_id: None,
-                producer_sub,
-                encrypted: encrypt,
-                payload: sealed.as_deref().unwrap_or(item.payload),
-            };
-            packed.add(&frame, frame.transaction_hash());
-        }
-        Ok(packed)
+/// Packs the items of one group for their queue, sealed if the queue encrypts. The error is the client's.
+pub fn pack_group(
+    items: &[PushItem<'_>],
+    minted: &[Uuid],
+    group: &Group<'_>,
+    queue: &Queue,
+    encryption: &Encryption,
+    producer_sub: Option<&str>,
+) -> Result<Packed, Arc<str>> {
+    let encrypt = queue.options.encryption_enabled;
+    if encrypt && !encryption.has_key() {
+        return Err("the queue encrypts payloads and this broker has no QUEEN_ENCRYPTION_KEY".into());
     }
+    let mut packed = Packed::default();
+    let mut trace = Uuid::encode_buffer();
+    for index in &group.items {
+        let item = &items[*index];
+        let sealed = encrypt.then(|| encryption.seal(item.payload)).map(|s| s.ok_or("encryption failed"));
+        let sealed = sealed.transpose()?;
+        let frame = Frame {
+            id: minted[*index],
+            transaction_id: item.transaction_id,
+            trace_id: item.trace_id.map(|id| &*id.as_hyphenated().encode_lower(&mut trace)),
+            producer_sub,
+            encrypted: encrypt,
+            payload: sealed.as_deref().unwrap_or(item.payload),
+        };
+        packed.add(&frame, frame.transaction_hash());
+    }
+    Ok(packed)
 }
 
 /// Groups by (queue, partition) in body order, and collapses repeated keys onto their first item: answers the groups
 /// and the (follower, leader) pairs (`spec/push-pop.md` §2.5).
-fn group_items<'a>(items: &[PushItem<'a>]) -> (Vec<Group<'a>>, Vec<(usize, usize)>) {
+pub fn group_items<'a>(items: &[PushItem<'a>]) -> (Vec<Group<'a>>, Vec<(usize, usize)>) {
     let mut groups: Vec<Group<'a>> = Vec::new();
     let mut by_key: HashMap<(&str, &str), usize> = HashMap::new();
     let mut leaders: HashMap<(usize, &str), usize> = HashMap::new();
@@ -316,7 +325,8 @@ fn group_items<'a>(items: &[PushItem<'a>]) -> (Vec<Group<'a>>, Vec<(usize, usize
     (groups, followers)
 }
 
-fn distinct_queues<'a>(groups: &[Group<'a>]) -> Vec<&'a str> {
+/// The queues of the groups, sorted.
+pub fn distinct_queues<'a>(groups: &[Group<'a>]) -> Vec<&'a str> {
     let mut names: Vec<&str> = groups.iter().map(|g| g.queue).collect();
     names.sort_unstable();
     names.dedup();
@@ -355,7 +365,7 @@ mod tests {
     use super::*;
 
     fn item<'a>(queue: &'a str, partition: &'a str, transaction_id: Option<&'a str>) -> PushItem<'a> {
-        PushItem { queue, partition, transaction_id, payload: b"1" }
+        PushItem { queue, partition, transaction_id, trace_id: None, payload: b"1" }
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! One push flush: the transaction that locks partitions, decides duplicates, allocates offsets and stores segments.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::dedup::{DedupMemory, Refresh};
+use super::append::{self, Asked, Segments};
+use super::dedup::DedupMemory;
 use super::meter::meter;
 use super::push::{JobError, JobOutcome, StoredItem};
 use super::push_fusion::PushJob;
-use super::segment::{self, Frames};
+use super::segment::Frames;
 use crate::ids::{Offset, PartitionId, QueueId, TransactionHash};
-use crate::store::messages::{AppendTx, NewSegment, StoredHashes};
+use crate::store::messages::{AppendTx, NewSegment};
 use crate::store::partitions::{LockedPartition, PartitionKey};
 use crate::store::queues::corrupt;
 use crate::store::{Store, StoreError, StoreResult};
@@ -65,9 +65,17 @@ pub async fn flush(
     look_up: bool,
 ) -> StoreResult<Flushed> {
     let keys: Vec<PartitionKey> = batches.iter().map(|b| b.key.clone()).collect();
-    let (mut tx, locked) = lock_all(store, &keys).await?;
+    let (mut tx, locked) = append::lock_all(store, &keys).await?;
     let mut letters = Letters::lock(&mut tx, batches).await?;
-    let known = probe(&mut tx, memory, batches, &locked, look_up).await?;
+    let asked: Vec<Asked<'_>> = batches
+        .iter()
+        .filter_map(|batch| {
+            let hashes = batch.jobs.iter().map(|job| job.packed.hashes.as_slice()).collect();
+            let window_seconds = window_of(batch).max(if look_up { LOOK_UP_SECONDS } else { 0 });
+            locked.get(&batch.key).map(|partition| Asked { partition, window_seconds, hashes })
+        })
+        .collect();
+    let known = append::probe(&mut tx, memory, &asked).await?;
     let mut segments = Vec::new();
     let mut decided = Vec::with_capacity(batches.len());
     for batch in batches {
@@ -96,12 +104,7 @@ pub async fn flush(
     letters.delete_replaced(&mut tx).await?;
     tx.commit().await?;
     meter().segments.increment(segments.len() as u64);
-    let now = Instant::now();
-    for segment in &segments {
-        // Only now: what a failed flush may have stored shows as offsets above what the memory covers.
-        memory.add(segment.partition, segment.base_offset, &segment.hashes, now);
-    }
-    memory.trim(now);
+    append::remember(memory, &segments);
     let mut appended: Vec<Appended> = Vec::new();
     for (partition, plan) in decided.into_iter().flatten() {
         if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {
@@ -146,105 +149,6 @@ impl Letters {
 
     async fn delete_replaced(&self, tx: &mut AppendTx) -> StoreResult<()> {
         if self.replaced.is_empty() { Ok(()) } else { tx.delete_dead_letters(&self.replaced).await }
-    }
-}
-
-/// Locks every partition that can exist: missing ones are made first, in a transaction of their own.
-async fn lock_all(
-    store: &Store,
-    keys: &[PartitionKey],
-) -> StoreResult<(AppendTx, HashMap<PartitionKey, LockedPartition>)> {
-    let mut tx = store.begin_append().await?;
-    let mut locked: HashMap<_, _> = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
-    if locked.len() < keys.len() {
-        tx.rollback().await?;
-        let missing: Vec<PartitionKey> = keys.iter().filter(|k| !locked.contains_key(k)).cloned().collect();
-        store.create_partitions(&missing).await?;
-        tx = store.begin_append().await?;
-        locked = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
-    }
-    Ok((tx, locked))
-}
-
-/// Where each hash of the flush is stored, if it is, per partition that deduplicates.
-type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
-
-/// Finds the hashes of the flush that are stored inside their windows: the memory names candidates, and rows read under
-/// the partition locks decide.
-async fn probe(
-    tx: &mut AppendTx,
-    memory: &mut DedupMemory,
-    batches: &[PartitionBatch],
-    locked: &HashMap<PartitionKey, LockedPartition>,
-    look_up: bool,
-) -> StoreResult<Known> {
-    let now = Instant::now();
-    let mut reads = Vec::new();
-    let mut deduplicating = Vec::new();
-    for batch in batches {
-        let Some(partition) = locked.get(&batch.key) else { continue };
-        let window = window_of(batch).max(if look_up { LOOK_UP_SECONDS } else { 0 });
-        if window == 0 {
-            // What is stored now goes unrecorded, so nothing can be called new afterwards.
-            memory.forget(partition.id);
-            continue;
-        }
-        deduplicating.push((batch, partition, window));
-        match memory.refresh(partition.id, partition.last_offset, window, now) {
-            Refresh::Nothing => {}
-            Refresh::From(offset) => {
-                meter().dedup_offset_reads.increment(1);
-                reads.push((partition.id, offset, window));
-            }
-            Refresh::Window => {
-                memory.start(partition.id, partition.last_offset, window, now);
-                if partition.last_offset > Offset::NONE {
-                    meter().dedup_window_reads.increment(1);
-                    reads.push((partition.id, Offset(0), window));
-                }
-            }
-        }
-    }
-    if !reads.is_empty() {
-        for stored in tx.hashes_within(&reads).await? {
-            memory.add(stored.partition, stored.base_offset, &stored.hashes, now);
-        }
-    }
-    let mut candidates = Vec::new();
-    let mut ambiguous = Vec::new();
-    for (batch, partition, window) in deduplicating {
-        if !memory.covers(partition.id) {
-            meter().dedup_ambiguous_reads.increment(1);
-            ambiguous.push((partition.id, Offset(0), window));
-            continue;
-        }
-        let before = candidates.len();
-        for hash in batch.jobs.iter().flat_map(|job| &job.packed.hashes) {
-            candidates.extend(memory.candidates(partition.id, *hash).map(|at| (partition.id, at, window)));
-        }
-        if candidates.len() > before {
-            meter().dedup_candidate_reads.increment(1);
-            meter().dedup_candidates.increment((candidates.len() - before) as u64);
-        }
-    }
-    let mut known = Known::new();
-    if !candidates.is_empty() {
-        remember(&mut known, tx.hashes_at(&candidates).await?);
-    }
-    if !ambiguous.is_empty() {
-        remember(&mut known, tx.hashes_within(&ambiguous).await?);
-    }
-    Ok(known)
-}
-
-/// The earliest occurrence of a hash counts (`spec/push-pop.md` §2.6).
-fn remember(known: &mut Known, rows: Vec<StoredHashes>) {
-    for stored in rows {
-        let of_partition = known.entry(stored.partition).or_default();
-        for (offset, hash) in (stored.base_offset.0..).zip(stored.hashes) {
-            let at = of_partition.entry(hash).or_insert(Offset(offset));
-            *at = (*at).min(Offset(offset));
-        }
     }
 }
 
@@ -305,41 +209,22 @@ fn decide(
         .collect()
 }
 
-/// Packs what is to be stored into segments of bounded size, at consecutive offsets.
+/// Packs what is to be stored.
 fn build_segments(
     batch: &PartitionBatch,
     partition: &LockedPartition,
     plan: &[Vec<Plan>],
     zstd_level: i32,
 ) -> Vec<NewSegment> {
-    let mut segments = Vec::new();
-    let mut body: Vec<u8> = Vec::new();
-    let mut open: Option<NewSegment> = None;
+    let mut segments = Segments::new(partition.id, zstd_level);
     for (job, plan) in batch.jobs.iter().zip(plan) {
         for (index, item) in plan.iter().enumerate() {
-            let Plan::Store(offset) = item else { continue };
-            let segment = open.get_or_insert_with(|| NewSegment {
-                partition: partition.id,
-                base_offset: *offset,
-                hashes: Vec::new(),
-                payload_bytes: 0,
-                frames: Vec::new(),
-            });
-            body.extend_from_slice(job.packed.frame(index));
-            segment.hashes.extend(job.packed.hashes.get(index));
-            segment.payload_bytes += job.packed.payload_bytes.get(index).copied().unwrap_or(0);
-            if body.len() >= segment::SEGMENT_BYTES_MAX || segment.hashes.len() >= segment::SEGMENT_MESSAGES_MAX {
-                segment.frames = segment::seal(&body, zstd_level);
-                segments.extend(open.take());
-                body.clear();
+            if let Plan::Store(offset) = item {
+                segments.add(*offset, &job.packed, index);
             }
         }
     }
-    if let Some(mut segment) = open {
-        segment.frames = segment::seal(&body, zstd_level);
-        segments.push(segment);
-    }
-    segments
+    segments.finish()
 }
 
 /// Turns the plan into answers; an original's id is read from its segment.

@@ -131,6 +131,7 @@ fn item_of<'a>((index, item): (usize, &'a Item<'a>)) -> Result<PushItem<'a>, Api
         queue: item.queue.0.as_ref(),
         partition: partition.unwrap_or(DEFAULT_PARTITION),
         transaction_id,
+        trace_id: None,
         payload: item.payload.get().as_bytes(),
     })
 }

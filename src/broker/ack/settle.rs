@@ -5,41 +5,35 @@
 //! that loses starts over (`store::acks`). Ids that are not in the ackable span move nothing, so they are looked for
 //! below the cursor *after* the write, newest first, without holding anything up.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard, Semaphore};
-use uuid::Uuid;
+use tokio::sync::{Mutex, MutexGuard};
 
-use super::item::{AckAnswer, AckError, AckItem, Acked, Release};
+use super::item::{AckAnswer, AckError, Acked};
+use super::outcome::{change_of, letter_of, policy_of, position_of, resolved, write_of};
 use super::plan::{Call, Group};
-use crate::broker::ack_decision::{
-    AckStatus, Effect, Place, Position, ResolvedItem, RetryPolicy, Verdict, dead_letter_reason, decide, verdict,
-};
-use crate::broker::resolver::{Resolver, TornRow, Window};
-use crate::broker::segment::Frames;
-use crate::ids::{GroupId, LeaseId, Offset, PartitionId};
-use crate::store::acks::{
-    CursorRow, CursorWrite, Guard, HashRow, NotBefore, OPEN_PAGE_OFFSETS, PAGE_OFFSETS_MAX, SpanRead, torn_hashes,
-};
+use super::search::Search;
+use crate::broker::ack_decision::{AckStatus, Effect, Place, ResolvedItem, Verdict, dead_letter_reason, decide, verdict};
+use crate::broker::resolver::Resolver;
+use crate::ids::PartitionId;
+use crate::store::acks::{CursorRow, CursorWrite, Guard, SpanRead};
 use crate::store::dead_letters::NewDeadLetter;
 use crate::store::{Store, StoreError, StoreResult};
 
+pub use super::outcome::Change;
+
 /// Acks of one partition take turns here, so that they do not lose writes to each other.
 const LANES: usize = 1024;
-/// Searches that go past their first page, in the whole broker: an id that was never pushed must not cost much.
-const DEEP_SEARCHES_MAX: usize = 2;
 /// Lost writes in a row before the call gives up. Each means that another broker's ack on the same cursor landed.
 const ATTEMPTS_MAX: u32 = 64;
 /// Connections lost in a row while reading.
 const READ_ATTEMPTS_MAX: u32 = 3;
-/// Longest reason on a dead letter, in bytes.
-const REASON_BYTES_MAX: usize = 65_536;
 
 /// Runs groups through full hash resolution.
 pub struct Settler {
     store: Store,
     lanes: Box<[Mutex<()>]>,
-    deep: Semaphore,
+    search: Search,
     checkout_timeout: Duration,
     lookup_timeout: Duration,
 }
@@ -51,17 +45,6 @@ pub struct Settled {
     pub answers: Vec<AckAnswer>,
     /// What was committed, if anything.
     pub change: Option<Change>,
-}
-
-/// A committed effect on a cursor row.
-#[derive(Clone, Copy, Debug)]
-pub struct Change {
-    /// The cursor's group.
-    pub group: GroupId,
-    /// Who held the lease before.
-    pub holder: Option<LeaseId>,
-    /// Set if the row became claimable.
-    pub release: Option<Release>,
 }
 
 /// What became of a guarded write.
@@ -76,11 +59,11 @@ enum Written {
 
 impl Settler {
     /// `checkout_timeout` bounds the wait for a turn, `lookup_timeout` the search for a lost answer.
-    pub fn new(store: Store, checkout_timeout: Duration, lookup_timeout: Duration) -> Settler {
+    pub fn new(store: Store, search: Search, checkout_timeout: Duration, lookup_timeout: Duration) -> Settler {
         Settler {
             store,
             lanes: (0..LANES).map(|_| Mutex::new(())).collect(),
-            deep: Semaphore::new(DEEP_SEARCHES_MAX),
+            search,
             checkout_timeout,
             lookup_timeout,
         }
@@ -116,16 +99,19 @@ impl Settler {
             return Ok(Some(refuse(group, error)));
         }
         let (mut resolver, slots) = Resolver::new(group.items(call).map(|item| item.transaction));
-        self.search_span(&mut resolver, group.partition, &read).await?;
+        self.search.search_span(&mut resolver, group.partition, &read).await?;
 
         let items = resolved(group.items(call), &slots, &resolver);
         let mut effect = decide(position_of(row), policy_of(row), items.iter().copied());
         let mut letter = None;
         if let Some(at) = effect.dead_letter() {
             let reasons = items.iter().copied().zip(group.items(call).map(|item| item.reason.as_deref()));
-            letter = self.letter(group.partition, at, &call.group_name, dead_letter_reason(at, reasons)).await?;
-            if letter.is_none() {
-                effect = effect.without_message();
+            match self.store.letter_source(group.partition, at).await? {
+                None => effect = effect.without_message(),
+                Some(source) => {
+                    let reason = dead_letter_reason(at, reasons);
+                    letter = Some(letter_of(source, group.partition, at, &call.group_name, reason)?);
+                }
             }
         }
 
@@ -136,7 +122,7 @@ impl Settler {
         if written == Written::Raced {
             return Ok(None);
         }
-        let below = self.search_below(&mut resolver, group.partition, row).await;
+        let below = self.search.search_below(&mut resolver, group.partition, row).await;
         let items = resolved(group.items(call), &slots, &resolver);
         let answers = answers_of(row, &effect, &items, written, below.err().map(error_of));
         let change = (effect != Effect::Nothing).then(|| change_of(row, &effect));
@@ -152,100 +138,6 @@ impl Settler {
                 other => return other,
             }
         }
-    }
-
-    /// Looks through the ackable span: the leased one, and above it only if the lease is not live.
-    async fn search_span(&self, resolver: &mut Resolver, partition: PartitionId, read: &SpanRead) -> StoreResult<()> {
-        let (row, from) = (&read.row, read.from.0);
-        let span_end = row.batch_end.map(|end| end.0).filter(|end| *end >= from);
-        let (window, first_end) = match span_end {
-            Some(end) => (Window::Leased, end.min(read.read_to.0)),
-            None if row.leased() => return Ok(()),
-            None => (Window::Open, read.read_to.0),
-        };
-        scan(resolver, partition, &read.hashes, (from, first_end), window)?;
-        let mut next = first_end + 1;
-        if let Some(end) = span_end {
-            while next <= end {
-                next = self.page(resolver, partition, (next, end.min(next + PAGE_OFFSETS_MAX - 1)), window).await?;
-            }
-        }
-        if row.leased() {
-            return Ok(());
-        }
-        let mut size = OPEN_PAGE_OFFSETS;
-        let mut permit = None;
-        while !resolver.complete() && next <= row.last_offset.0 {
-            if permit.is_none() && size > OPEN_PAGE_OFFSETS {
-                permit = self.deep.acquire().await.ok();
-            }
-            next = self.page(resolver, partition, (next, next + size - 1), Window::Open).await?;
-            size = (size * 4).min(PAGE_OFFSETS_MAX);
-        }
-        Ok(())
-    }
-
-    /// Reads and scans one page upwards; answers where the next one starts.
-    async fn page(
-        &self,
-        resolver: &mut Resolver,
-        partition: PartitionId,
-        (from, to): (i64, i64),
-        window: Window,
-    ) -> StoreResult<i64> {
-        let rows = self.store.read_hashes(partition, Offset(from), Offset(to)).await?;
-        scan(resolver, partition, &rows, (from, to), window)?;
-        Ok(to + 1)
-    }
-
-    /// Looks for what is still missing at and below the cursor, newest first, down to what was purged.
-    async fn search_below(&self, resolver: &mut Resolver, partition: PartitionId, row: &CursorRow) -> StoreResult<()> {
-        let floor = row.txns_start.0.max(0);
-        let (mut to, mut size) = (row.committed.0, OPEN_PAGE_OFFSETS);
-        let mut permit = None;
-        while !resolver.complete() && to >= floor {
-            if permit.is_none() && size > OPEN_PAGE_OFFSETS {
-                permit = self.deep.acquire().await.ok();
-            }
-            let from = (to - size + 1).max(floor);
-            let rows = self.store.read_hashes(partition, Offset(from), Offset(to)).await?;
-            scan(resolver, partition, &rows, (floor, to), Window::Below)?;
-            to = rows.first().map_or(from, |row| from.min(row.base.0)) - 1;
-            size = (size * 4).min(PAGE_OFFSETS_MAX);
-        }
-        Ok(())
-    }
-
-    async fn letter(
-        &self,
-        partition: PartitionId,
-        at: Offset,
-        group_name: &str,
-        reason: &str,
-    ) -> StoreResult<Option<NewDeadLetter>> {
-        let Some(source) = self.store.letter_source(partition, at).await? else { return Ok(None) };
-        let corrupt = |what: String| StoreError::Corrupt { table: "log_segments", what };
-        let frames = Frames::open(&source.frames).map_err(|e| corrupt(format!("{partition}/{}: {e}", source.base)))?;
-        let nth = usize::try_from(at.0 - source.base.0).unwrap_or(usize::MAX);
-        let frame = frames
-            .iter()
-            .nth(nth)
-            .ok_or_else(|| corrupt(format!("{partition}/{} ends before offset {at}", source.base)))?
-            .map_err(|e| corrupt(format!("{partition}/{}: {e}", source.base)))?;
-        Ok(Some(NewDeadLetter {
-            id: Uuid::now_v7(),
-            tenant: source.tenant,
-            queue: source.queue,
-            queue_name: source.queue_name,
-            partition_name: source.partition_name,
-            group_name: group_name.to_owned(),
-            offset: at,
-            message_id: frame.id,
-            transaction_id: frame.transaction_text().into_owned(),
-            payload: frame.payload.to_vec(),
-            reason: storable(reason),
-            message_created_at: source.created_at,
-        }))
     }
 
     /// Writes a decision. A lost answer is found out by writing again: the guard lets it land once. If it then does not
@@ -276,62 +168,6 @@ impl Settler {
             }
         }
     }
-}
-
-fn scan(
-    resolver: &mut Resolver,
-    partition: PartitionId,
-    rows: &[HashRow],
-    (from, to): (i64, i64),
-    window: Window,
-) -> StoreResult<()> {
-    for row in rows {
-        resolver.scan(row, from..=to, window).map_err(|TornRow { base }| torn_hashes(partition, base))?;
-    }
-    Ok(())
-}
-
-fn resolved<'a>(
-    items: impl Iterator<Item = &'a AckItem>,
-    slots: &[Option<usize>],
-    resolver: &Resolver,
-) -> Vec<ResolvedItem> {
-    items.zip(slots).map(|(item, slot)| ResolvedItem { status: item.status, place: resolver.place(*slot) }).collect()
-}
-
-fn position_of(row: &CursorRow) -> Position {
-    Position { committed: row.committed, batch_end: row.batch_end, retry_count: row.retry_count }
-}
-
-fn policy_of(row: &CursorRow) -> RetryPolicy {
-    let delay = u64::try_from(row.retry_delay_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis);
-    RetryPolicy { retry_limit: row.retry_limit, dead_letters: row.dead_letters, retry_delay: delay }
-}
-
-fn write_of(effect: &Effect, row: &CursorRow) -> CursorWrite {
-    let not_before = match effect {
-        Effect::Nothing | Effect::Advance { .. } | Effect::Redeliver { charged: false, .. } => NotBefore::Keep,
-        Effect::Redeliver { charged: true, .. } => policy_of(row).retry_delay.map_or(NotBefore::Keep, NotBefore::After),
-        Effect::Finish { .. } | Effect::GiveUp { .. } | Effect::Unfileable { .. } => NotBefore::Clear,
-    };
-    CursorWrite {
-        committed: effect.cursor(row.committed),
-        retry_count: effect.retry_count(row.retry_count),
-        release: effect.releases(),
-        not_before,
-    }
-}
-
-fn change_of(row: &CursorRow, effect: &Effect) -> Change {
-    let release = match effect {
-        Effect::Nothing | Effect::Advance { .. } => None,
-        Effect::Finish { .. } => Some(Release::Finished),
-        Effect::Redeliver { charged: true, .. } => Some(
-            policy_of(row).retry_delay.map_or(Release::Redeliver, |delay| Release::RedeliverAt(Instant::now() + delay)),
-        ),
-        Effect::Redeliver { .. } | Effect::GiveUp { .. } | Effect::Unfileable { .. } => Some(Release::Redeliver),
-    };
-    Change { group: row.group, holder: row.lease.map(|lease| lease.worker), release }
 }
 
 fn answers_of(
@@ -371,13 +207,4 @@ fn refuse(group: &Group, error: AckError) -> Settled {
 /// A failed read or a refused write: nothing was committed.
 fn error_of(error: StoreError) -> AckError {
     if error.is_connection() { AckError::Pool } else { AckError::Database(error.message().into()) }
-}
-
-/// Text that PostgreSQL can hold, of bounded length.
-fn storable(reason: &str) -> String {
-    let mut end = reason.len().min(REASON_BYTES_MAX);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    reason[..end].replace('\0', "\u{fffd}")
 }

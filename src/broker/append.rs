@@ -1,0 +1,176 @@
+//! What every flush that stores messages does (pushes, transactions): lock the partitions, find what is stored already
+//! inside the deduplication window, pack segments.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::dedup::{DedupMemory, Refresh};
+use super::meter::meter;
+use super::push::Packed;
+use super::segment;
+use crate::ids::{Offset, PartitionId, TransactionHash};
+use crate::store::messages::{AppendTx, NewSegment, StoredHashes};
+use crate::store::partitions::{LockedPartition, PartitionKey};
+use crate::store::{Store, StoreResult};
+
+/// What a flush wants to store in one partition, as far as deduplication is concerned.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    /// The partition, locked.
+    pub partition: &'a LockedPartition,
+    /// Its window, 0 = no deduplication.
+    pub window_seconds: i32,
+    /// The hashes, in parts.
+    pub hashes: Vec<&'a [TransactionHash]>,
+}
+
+/// Where each hash of the flush is stored, if it is, per partition that deduplicates.
+pub type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
+
+/// Locks every partition that can exist, in id order: missing ones are made first, in a transaction of their own.
+/// `keys` come sorted.
+pub async fn lock_all(
+    store: &Store,
+    keys: &[PartitionKey],
+) -> StoreResult<(AppendTx, HashMap<PartitionKey, LockedPartition>)> {
+    let mut tx = store.begin_append().await?;
+    if keys.is_empty() {
+        return Ok((tx, HashMap::new()));
+    }
+    let mut locked: HashMap<_, _> = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
+    if locked.len() < keys.len() {
+        tx.rollback().await?;
+        let missing: Vec<PartitionKey> = keys.iter().filter(|k| !locked.contains_key(k)).cloned().collect();
+        store.create_partitions(&missing).await?;
+        tx = store.begin_append().await?;
+        locked = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
+    }
+    Ok((tx, locked))
+}
+
+/// Finds the hashes of the flush that are stored inside their windows: the memory names candidates, and rows read under
+/// the partition locks decide (I9).
+pub async fn probe(tx: &mut AppendTx, memory: &mut DedupMemory, asked: &[Asked<'_>]) -> StoreResult<Known> {
+    let now = Instant::now();
+    let mut reads = Vec::new();
+    for Asked { partition, window_seconds: window, .. } in asked {
+        if *window == 0 {
+            // What is stored now goes unrecorded, so nothing can be called new afterwards.
+            memory.forget(partition.id);
+            continue;
+        }
+        match memory.refresh(partition.id, partition.last_offset, *window, now) {
+            Refresh::Nothing => {}
+            Refresh::From(offset) => {
+                meter().dedup_offset_reads.increment(1);
+                reads.push((partition.id, offset, *window));
+            }
+            Refresh::Window => {
+                memory.start(partition.id, partition.last_offset, *window, now);
+                if partition.last_offset > Offset::NONE {
+                    meter().dedup_window_reads.increment(1);
+                    reads.push((partition.id, Offset(0), *window));
+                }
+            }
+        }
+    }
+    if !reads.is_empty() {
+        for stored in tx.hashes_within(&reads).await? {
+            memory.add(stored.partition, stored.base_offset, &stored.hashes, now);
+        }
+    }
+    let mut candidates = Vec::new();
+    let mut ambiguous = Vec::new();
+    for Asked { partition, window_seconds: window, hashes } in asked.iter().filter(|asked| asked.window_seconds > 0) {
+        if !memory.covers(partition.id) {
+            meter().dedup_ambiguous_reads.increment(1);
+            ambiguous.push((partition.id, Offset(0), *window));
+            continue;
+        }
+        let before = candidates.len();
+        for hash in hashes.iter().copied().flatten() {
+            candidates.extend(memory.candidates(partition.id, *hash).map(|at| (partition.id, at, *window)));
+        }
+        if candidates.len() > before {
+            meter().dedup_candidate_reads.increment(1);
+            meter().dedup_candidates.increment((candidates.len() - before) as u64);
+        }
+    }
+    let mut known = Known::new();
+    if !candidates.is_empty() {
+        add_known(&mut known, tx.hashes_at(&candidates).await?);
+    }
+    if !ambiguous.is_empty() {
+        add_known(&mut known, tx.hashes_within(&ambiguous).await?);
+    }
+    Ok(known)
+}
+
+/// The earliest occurrence of a hash counts (`spec/push-pop.md` §2.6).
+fn add_known(known: &mut Known, rows: Vec<StoredHashes>) {
+    for stored in rows {
+        let of_partition = known.entry(stored.partition).or_default();
+        for (offset, hash) in (stored.base_offset.0..).zip(stored.hashes) {
+            let at = of_partition.entry(hash).or_insert(Offset(offset));
+            *at = (*at).min(Offset(offset));
+        }
+    }
+}
+
+/// Takes what was committed into the memory. Only then: what a failed flush may have stored shows as offsets above what
+/// the memory covers.
+pub fn remember(memory: &mut DedupMemory, segments: &[NewSegment]) {
+    let now = Instant::now();
+    for segment in segments {
+        memory.add(segment.partition, segment.base_offset, &segment.hashes, now);
+    }
+    memory.trim(now);
+}
+
+/// Packs messages of one partition, at consecutive offsets, into segments of bounded size.
+#[derive(Debug)]
+pub struct Segments {
+    partition: PartitionId,
+    zstd_level: i32,
+    done: Vec<NewSegment>,
+    open: Option<NewSegment>,
+    body: Vec<u8>,
+}
+
+impl Segments {
+    /// None yet.
+    pub fn new(partition: PartitionId, zstd_level: i32) -> Segments {
+        Segments { partition, zstd_level, done: Vec::new(), open: None, body: Vec::new() }
+    }
+
+    /// Appends the message `index` of `packed` at `offset`.
+    pub fn add(&mut self, offset: Offset, packed: &Packed, index: usize) {
+        let segment = self.open.get_or_insert_with(|| NewSegment {
+            partition: self.partition,
+            base_offset: offset,
+            hashes: Vec::new(),
+            payload_bytes: 0,
+            frames: Vec::new(),
+        });
+        self.body.extend_from_slice(packed.frame(index));
+        segment.hashes.extend(packed.hashes.get(index));
+        segment.payload_bytes += packed.payload_bytes.get(index).copied().unwrap_or(0);
+        if self.body.len() >= segment::SEGMENT_BYTES_MAX || segment.hashes.len() >= segment::SEGMENT_MESSAGES_MAX {
+            self.close();
+        }
+    }
+
+    /// The segments.
+    pub fn finish(mut self) -> Vec<NewSegment> {
+        self.close();
+        self.done
+    }
+
+    fn close(&mut self) {
+        if let Some(mut segment) = self.open.take() {
+            segment.frames = segment::seal(&self.body, self.zstd_level);
+            self.done.push(segment);
+            self.body.clear();
+        }
+    }
+}
