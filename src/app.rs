@@ -15,6 +15,7 @@ use crate::broker::Broker;
 use crate::broker::ack::AckSettings;
 use crate::broker::error::BrokerError;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription, StatisticsSettings};
+use crate::broker::transaction::TransactionSettings;
 use crate::config::{Config, PostgresConfig, SubscriptionMode};
 use crate::http::{self, state::AppState};
 use crate::metrics::Kind;
@@ -239,6 +240,16 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
         }
     });
     spawn_statistics(supervisor, broker);
+    for _ in 0..broker.transaction_lanes().count() {
+        let lanes = broker.transaction_lanes().clone();
+        supervisor.spawn("transaction_flush", move |stop| {
+            let lanes = lanes.clone();
+            async move {
+                lanes.run(&stop).await;
+                Ok::<(), BrokerError>(())
+            }
+        });
+    }
     let broker = broker.clone();
     supervisor.spawn("sweep", move |stop| {
         let broker = broker.clone();
@@ -402,7 +413,7 @@ fn broker_settings(config: &Config) -> BrokerSettings {
         push_groups_max: config.push.fusion_queue_max,
         push_bytes_max: config.push.fusion_bytes_max,
         push_inflight_bytes_max: config.limits.request_bytes_max(),
-        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() } else { 0 },
+        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() / 8 * 7 } else { 0 },
         zstd_level: i32::from(config.push.zstd_level),
         pop_claims_max: config.postgres.claim_pool_size as usize,
         pop_waiting_max: config.limits.requests_waiting_max,
@@ -414,6 +425,7 @@ fn broker_settings(config: &Config) -> BrokerSettings {
         },
         ack: ack_settings(config),
         statistics: statistics_settings(config),
+        transaction: transaction_settings(config),
         encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
     }
 }
@@ -443,6 +455,17 @@ fn ack_settings(config: &Config) -> AckSettings {
         // The server cancels before; this is for one that never answers.
         flush_timeout: Duration::from_millis(config.postgres.statement_timeout_ms.saturating_add(5_000)),
         ..AckSettings::default()
+    }
+}
+
+fn transaction_settings(config: &Config) -> TransactionSettings {
+    let fused = config.transaction.fusion;
+    TransactionSettings {
+        lanes: if fused { config.transaction.lanes } else { TransactionSettings::UNFUSED_LANES },
+        bundles_max: if fused { config.transaction.bundles_max } else { 1 },
+        bytes_max: config.push.fusion_bytes_max,
+        waiting_max: config.limits.requests_waiting_max,
+        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() / 8 } else { 0 },
     }
 }
 

@@ -159,6 +159,7 @@ pub const TIMED_ROUTES: &[&str] = &[
     "/api/v1/ack",
     "/api/v1/ack/batch",
     "/api/v1/lease/{lease}/extend",
+    "/api/v1/transaction",
     OTHER,
 ];
 /// Value of a label for whatever its list does not name.
@@ -172,7 +173,7 @@ pub const STORE_ERROR_KINDS: &[&str] = &["unavailable", "outcome_unknown", "refu
 /// What became of a pushed message.
 pub const PUSH_STATUS: &[&str] = &["queued", "duplicate", "failed"];
 /// Stages that share one database transaction among requests.
-pub const FUSION_OPS: &[&str] = &["push", "ack"];
+pub const FUSION_OPS: &[&str] = &["push", "ack", "transaction"];
 /// Why the dedup memory asked PostgreSQL.
 pub const DEDUP_READS: &[&str] = &["window", "from_offset", "candidates", "ambiguous"];
 /// Which partitions a pop may serve.
@@ -192,6 +193,11 @@ pub const ACK_PATHS: &[&str] = &["fused", "positional", "resolved"];
 pub const ACK_RESULTS: &[&str] = &["success", "failure"];
 /// How a replay of a dead letter ended.
 pub const DEAD_LETTER_MOVE_RESULTS: &[&str] = &["moved", "duplicate", "gone", "failed"];
+/// How a transaction was answered: committed, refused for one of the reasons of the wire, or not carried out.
+pub const TRANSACTION_OUTCOMES: &[&str] =
+    &["committed", "bad_request", "duplicate", "ack_rejected", "db_error", "overloaded", "no_database", "unknown"];
+/// Operations of a transaction.
+pub const TRANSACTION_OPERATION_TYPES: &[&str] = &["push", "ack"];
 /// Background tasks of the supervisor (`app.rs`).
 pub const LOOPS: &[&str] = &[
     "ready_deadlines",
@@ -202,6 +208,7 @@ pub const LOOPS: &[&str] = &[
     "peer_listener",
     "statistics",
     "segment_sizes",
+    "transaction_flush",
     "metrics_upkeep",
     "finish_boot",
 ];
@@ -215,6 +222,7 @@ pub const STATEMENTS: &[&str] = &[
     "ack flush",
     "begin of pop",
     "begin of push",
+    "begin of transaction",
     "changed partitions",
     "claiming",
     "commit of configure",
@@ -223,6 +231,7 @@ pub const STATEMENTS: &[&str] = &[
     "commit of push",
     "commit of queue delete",
     "commit of seek",
+    "commit of transaction",
     "configure",
     "counting dead letters",
     "counting deliverable messages",
@@ -235,6 +244,7 @@ pub const STATEMENTS: &[&str] = &[
     "deleting dead letters",
     "depth",
     "extending a lease",
+    "filing dead letters",
     "finding a dead letter",
     "finding a group",
     "finding a message",
@@ -255,9 +265,12 @@ pub const STATEMENTS: &[&str] = &[
     "listing queues",
     "listing trace names",
     "listing traces",
+    "locking cursors",
     "locking dead letters",
     "locking partitions",
+    "looking up a commit",
     "moving a subscription",
+    "moving cursors",
     "notify",
     "overview",
     "paging partitions",
@@ -267,9 +280,9 @@ pub const STATEMENTS: &[&str] = &[
     "queue delete",
     "reading a cursor",
     "reading a message",
+    "reading a timestamp",
     "reading cursors",
     "reading queen.meta",
-    "reading a timestamp",
     "reading segments",
     "reading transaction ids",
     "recent operations",
@@ -277,6 +290,7 @@ pub const STATEMENTS: &[&str] = &[
     "recording a trace",
     "registering a group",
     "rollback of push",
+    "rollback of transaction",
     "safe time",
     "saving statistics",
     "sealing cursors",
@@ -368,6 +382,17 @@ metrics! {
     ACK_ITEMS = Counter "regent_ack_items_total" ["result" ACK_RESULTS], "Acknowledged messages, by result.";
     DEAD_LETTERS = Counter "regent_dead_letters_total", "Messages moved to the dead-letter table.";
     DEAD_LETTER_MOVES = Counter "regent_dead_letter_moves_total" ["result" DEAD_LETTER_MOVE_RESULTS], "Replays of dead letters, by result.";
+
+    // Transactions.
+    TRANSACTIONS = Counter "regent_transactions_total" ["outcome" TRANSACTION_OUTCOMES], "Transactions by how they were answered.";
+    TRANSACTION_OPERATIONS = Counter "regent_transaction_operations_total" ["type" TRANSACTION_OPERATION_TYPES], "Pushed items and acks in transactions, whatever became of them.";
+    TRANSACTION_FLUSH_BUNDLES = Histogram(COUNTS) "regent_transaction_flush_bundles", "Transactions that shared one database transaction.";
+    TRANSACTION_FLUSH_SECONDS = Histogram(SECONDS) "regent_transaction_flush_seconds", "Time of one such database transaction, until its outcome was known.";
+    TRANSACTION_FLUSH_RETRIES = Counter "regent_transaction_flush_retries_total", "Those that failed for a passing cause and were tried again.";
+    TRANSACTION_SEARCHES = Counter "regent_transaction_searches_total", "Transactions that had to search for ids outside the leased batch before they could be decided.";
+    TRANSACTION_SIGNALS_BELOW = Counter "regent_transaction_signals_below_cursor_total", "Acks other than completed, in committed transactions, of messages that the cursor had passed; they did nothing.";
+    TRANSACTION_LOST_ANSWERS = Counter "regent_transaction_lost_answers_total", "Commits of transactions whose answer was lost and whose outcome was looked up.";
+    TRANSACTIONS_WAITING = Gauge "regent_transactions_waiting", "Transactions that wait for a flush.";
 
     // Other brokers.
     PEERS = Gauge "regent_peers", "Other live brokers on this database.";

@@ -38,8 +38,8 @@ use crate::broker::lease::{Hit, Miss};
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 use crate::store::Store;
 use meter::{AckMeter, Road};
-use plan::{Call, Group};
 use outcome::Change;
+use plan::{Call, Group};
 use search::Search;
 use settle::Settler;
 
@@ -100,8 +100,7 @@ impl AckPipeline {
             .then(|| start_home(&settings, &flusher, &listener, &meter))
             .flatten();
         let search = Search::new(store.clone());
-        let settler =
-            Settler::new(store.clone(), search.clone(), settings.checkout_timeout, settings.lookup_timeout);
+        let settler = Settler::new(store.clone(), search.clone(), settings.checkout_timeout, settings.lookup_timeout);
         let inner = Inner {
             store,
             settler,

@@ -9,7 +9,7 @@ use super::meter::meter;
 use super::push::Packed;
 use super::segment;
 use crate::ids::{Offset, PartitionId, TransactionHash};
-use crate::store::messages::{AppendTx, NewSegment, StoredHashes};
+use crate::store::messages::{AppendTx, NewSegment, Opening, StoredHashes};
 use crate::store::partitions::{LockedPartition, PartitionKey};
 use crate::store::{Store, StoreResult};
 
@@ -32,8 +32,9 @@ pub type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
 pub async fn lock_all(
     store: &Store,
     keys: &[PartitionKey],
+    opening: Opening,
 ) -> StoreResult<(AppendTx, HashMap<PartitionKey, LockedPartition>)> {
-    let mut tx = store.begin_append().await?;
+    let mut tx = store.begin_append(opening).await?;
     if keys.is_empty() {
         return Ok((tx, HashMap::new()));
     }
@@ -42,7 +43,7 @@ pub async fn lock_all(
         tx.rollback().await?;
         let missing: Vec<PartitionKey> = keys.iter().filter(|k| !locked.contains_key(k)).cloned().collect();
         store.create_partitions(&missing).await?;
-        tx = store.begin_append().await?;
+        tx = store.begin_append(opening).await?;
         locked = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
     }
     Ok((tx, locked))

@@ -24,6 +24,9 @@ pub enum BrokerError {
     /// The database has not been reached since this broker started (503 and `Retry-After`).
     #[error("no database connection")]
     NotYet,
+    /// The answer to a commit was lost, and its outcome with it (503 and `Retry-After`).
+    #[error("the outcome of the commit is unknown: the connection to the database was lost")]
+    OutcomeUnknown,
     /// PostgreSQL refused, or stored data does not decode (500).
     #[error("{0}")]
     Failed(String),

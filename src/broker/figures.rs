@@ -18,6 +18,8 @@ pub struct Figures {
     pub push_bytes_max: usize,
     /// Memory of recent transaction ids, in bytes.
     pub dedup_bytes: usize,
+    /// Transactions that wait for a lane.
+    pub transactions_waiting: usize,
     /// Parked long polls.
     pub pops_parked: usize,
     /// Pops that wait for their turn to claim.
@@ -50,6 +52,7 @@ impl Broker {
             push_bytes,
             push_bytes_max,
             dedup_bytes: self.push.dedup_bytes(),
+            transactions_waiting: self.transactions.lanes().waiting(),
             pops_parked: parking.parked(),
             pops_waiting: parking.waiting(),
             pops_claiming: self.pop.settings.pop_claims_max.saturating_sub(self.pop.claims.available_permits()),
@@ -71,6 +74,7 @@ impl Figures {
             (names::PUSH_INFLIGHT_BYTES, self.push_bytes),
             (names::PUSH_INFLIGHT_BYTES_MAX, self.push_bytes_max),
             (names::DEDUP_MEMORY_BYTES, self.dedup_bytes),
+            (names::TRANSACTIONS_WAITING, self.transactions_waiting),
             (names::PARKED_LONG_POLLS, self.pops_parked),
             (names::POP_WAITING, self.pops_waiting),
             (names::POP_CLAIMING, self.pops_claiming),

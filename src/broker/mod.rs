@@ -40,6 +40,7 @@ pub mod segment;
 pub mod settings;
 pub mod statistics;
 pub mod traces;
+pub mod transaction;
 pub mod waiter;
 
 use std::sync::Arc;
@@ -70,6 +71,7 @@ use queue::{Queue, QueueDirectory};
 use ready::ReadyIndex;
 use settings::BrokerSettings;
 use statistics::Statistics;
+use transaction::{Bundle, Committed, Refusal, TransactionPath};
 
 /// The only door that HTTP may use. A cheap clone; every method is a short delegation.
 #[derive(Clone, Debug)]
@@ -84,6 +86,7 @@ pub struct Broker {
     pop: PopPath,
     ack: AckPipeline,
     dead_letters: DeadLetters,
+    transactions: TransactionPath,
     encryption: Encryption,
     activity: Arc<Activity>,
     inspection: Inspection,
@@ -120,9 +123,19 @@ impl Broker {
         let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
         let dead_letters =
             DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone(), activity.clone());
-        let push = PushPath::new(queues.clone(), fusion, encryption.clone());
+        let push = PushPath::new(queues.clone(), fusion.clone(), encryption.clone());
         let statistics = Statistics::new(store.clone(), activity.clone(), settings.statistics);
         let inspection = Inspection::new(store.clone(), statistics, settings.statistics.safe_floor_ms);
+        let lanes = transaction::lane::Lanes::new(
+            store.clone(),
+            ready.clone(),
+            peers.clone(),
+            ack.clone(),
+            settings.transaction.clone(),
+            settings.zstd_level,
+        );
+        let transactions =
+            TransactionPath::new(store.clone(), queues.clone(), encryption.clone(), fusion, ack.search(), lanes);
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),
@@ -145,6 +158,7 @@ impl Broker {
             pop,
             ack,
             dead_letters,
+            transactions,
             encryption,
             activity,
             inspection,
@@ -175,6 +189,20 @@ impl Broker {
         meter::meter().ack_requests.increment(1);
         meter::meter().ack_messages.increment(items.len() as u64);
         self.ack.ack(group, items).await
+    }
+
+    /// `POST /api/v1/transaction`: everything in the bundle commits, or nothing (I10).
+    pub async fn transact(
+        &self,
+        bundle: &Bundle<'_>,
+        producer_sub: Option<&str>,
+    ) -> BrokerResult<Result<Committed, Refusal>> {
+        self.transactions.transact(bundle, producer_sub).await
+    }
+
+    /// The lanes of the transaction path, for the background tasks that run them.
+    pub fn transaction_lanes(&self) -> &transaction::lane::Lanes {
+        self.transactions.lanes()
     }
 
     /// `POST /api/v1/lease/:leaseId/extend`. `lease` is whatever text the client sent.

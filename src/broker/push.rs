@@ -238,8 +238,9 @@ impl PushPath {
             let job = match (&group.refused, queues.get(group.queue)) {
                 (Some(error), _) => Err(JobError::Failed(error.clone())),
                 (None, None) => Err(JobError::QueueGone),
-                (None, Some(queue)) => pack_group(items, minted, group, queue, &self.encryption, producer_sub)
-                    .map_err(JobError::Failed),
+                (None, Some(queue)) => {
+                    pack_group(items, minted, group, queue, &self.encryption, producer_sub).map_err(JobError::Failed)
+                }
             };
             waiting.push(match job {
                 Err(error) => Err(error),

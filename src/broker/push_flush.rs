@@ -11,7 +11,7 @@ use super::push::{JobError, JobOutcome, StoredItem};
 use super::push_fusion::PushJob;
 use super::segment::Frames;
 use crate::ids::{Offset, PartitionId, QueueId, TransactionHash};
-use crate::store::messages::{AppendTx, NewSegment};
+use crate::store::messages::{AppendTx, NewSegment, Opening};
 use crate::store::partitions::{LockedPartition, PartitionKey};
 use crate::store::queues::corrupt;
 use crate::store::{Store, StoreError, StoreResult};
@@ -65,7 +65,7 @@ pub async fn flush(
     look_up: bool,
 ) -> StoreResult<Flushed> {
     let keys: Vec<PartitionKey> = batches.iter().map(|b| b.key.clone()).collect();
-    let (mut tx, locked) = append::lock_all(store, &keys).await?;
+    let (mut tx, locked) = append::lock_all(store, &keys, Opening::PUSH).await?;
     let mut letters = Letters::lock(&mut tx, batches).await?;
     let asked: Vec<Asked<'_>> = batches
         .iter()

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ack::AckSettings;
+use super::transaction::TransactionSettings;
 
 /// Where a named group starts that says nothing itself (`DEFAULT_SUBSCRIPTION_MODE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct BrokerSettings {
     pub ack: AckSettings,
     /// Statistics and minute buckets.
     pub statistics: StatisticsSettings,
+    /// The transaction path.
+    pub transaction: TransactionSettings,
     /// AES-256 key of payload encryption.
     pub encryption_key: Option<[u8; 32]>,
 }
@@ -95,6 +98,7 @@ impl Default for BrokerSettings {
             subscription_default: DefaultSubscription::New,
             ack: AckSettings::default(),
             statistics: StatisticsSettings::default(),
+            transaction: TransactionSettings::default(),
             encryption_key: None,
         }
     }

@@ -17,6 +17,7 @@ mod security;
 mod statistics;
 #[cfg(test)]
 mod tests;
+mod transaction;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ pub use push::PushConfig;
 pub use secret::{EncryptionKey, Secret};
 pub use security::SecurityConfig;
 pub use statistics::StatisticsConfig;
+pub use transaction::TransactionConfig;
 
 const AFTER_HELP: &str = "\
 Without --database-url (or a --pg-... connection flag) the broker runs a PostgreSQL of its
@@ -140,6 +142,9 @@ pub struct Config {
     /// The ack path.
     #[command(flatten)]
     pub fusion: FusionConfig,
+    /// The transaction path.
+    #[command(flatten)]
+    pub transaction: TransactionConfig,
     /// Admission.
     #[command(flatten)]
     pub limits: LimitsConfig,
@@ -249,6 +254,7 @@ impl Config {
         self.postgres.validate()?;
         self.push.validate()?;
         self.fusion.validate()?;
+        self.transaction.validate()?;
         self.limits.validate(self.http.body_bytes_max)?;
         self.security.validate()?;
         if self.push.fusion_bytes_max > self.limits.request_bytes_max() {

@@ -49,7 +49,7 @@ impl IntoResponse for ApiError {
                 tracing::warn!(%source, "no database connection");
                 retry_after(envelope(StatusCode::SERVICE_UNAVAILABLE, "no database connection"), 1)
             }
-            BrokerError::NotYet | BrokerError::Stopping => {
+            BrokerError::NotYet | BrokerError::Stopping | BrokerError::OutcomeUnknown => {
                 retry_after(envelope(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()), 1)
             }
             BrokerError::Failed(text) => {
@@ -61,15 +61,17 @@ impl IntoResponse for ApiError {
     }
 }
 
-fn count(kind: &'static str) {
+/// Counts a request that was refused or failed as a whole.
+pub(super) fn count(kind: &'static str) {
     metrics::counter!(crate::metrics::ERRORS, "kind" => kind).increment(1);
 }
 
-fn kind(error: &BrokerError) -> &'static str {
+/// How it is counted.
+pub(super) fn kind(error: &BrokerError) -> &'static str {
     match error {
         BrokerError::Invalid(_) => "bad_request",
         BrokerError::Overloaded { .. } => "overloaded",
-        BrokerError::NoDatabase(_) => "no_database",
+        BrokerError::NoDatabase(_) | BrokerError::OutcomeUnknown => "no_database",
         BrokerError::NotYet => "not_booted",
         BrokerError::Failed(_) => "failed",
         BrokerError::Stopping => "stopping",
@@ -86,7 +88,8 @@ pub async fn no_such_route() -> Response {
     (StatusCode::NOT_FOUND, Json(json!({"error": "Not Found", "code": "no_such_route"}))).into_response()
 }
 
-fn retry_after(mut response: Response, seconds: u32) -> Response {
+/// Adds the header.
+pub(super) fn retry_after(mut response: Response, seconds: u32) -> Response {
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     response
 }

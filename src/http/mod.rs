@@ -22,6 +22,7 @@ pub mod routes;
 pub mod state;
 pub mod status;
 pub mod traces;
+pub mod transaction;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};

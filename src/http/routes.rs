@@ -10,7 +10,7 @@ use super::error::no_such_route;
 use super::state::AppState;
 use super::{
     ack, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push, queue,
-    resources, status, traces,
+    resources, status, traces, transaction,
 };
 
 /// Methods that the protocol uses.
@@ -145,7 +145,7 @@ routes! {
     get "/api/v1/pop/queue/{queue}/partition/{partition}" ReadWrite Tenant "Pop from one partition" => pop::pop_partition;
     post "/api/v1/ack" ReadWrite Tenant "Acknowledge one message" => ack::single;
     post "/api/v1/ack/batch" ReadWrite Tenant "Acknowledge messages" => ack::batch;
-    post "/api/v1/transaction" ReadWrite Tenant "Push, acknowledge and write state together or not at all";
+    post "/api/v1/transaction" ReadWrite Tenant "Push, acknowledge and write state together or not at all" => transaction::transact;
     post "/api/v1/lease/{lease}/extend" ReadWrite Tenant "Extend a lease" => lease::extend;
     post "/api/v1/fetch" ReadOnly Tenant "Read by offset, without a lease";
     post "/api/v1/configure" ReadWrite Tenant "Create a queue or set its options" => queue::configure;

@@ -183,26 +183,51 @@ pub const OPEN_PAGE_OFFSETS: i64 = 1024;
 /// Offsets that any page of a search covers at most. A page also holds the rest of the row that it ends in.
 pub const PAGE_OFFSETS_MAX: i64 = 16_384;
 
+/// Columns of [`span_of`].
+macro_rules! span_columns {
+    ($now:literal) => {
+        concat!(
+            "c.group_id, c.committed, c.batch_end, c.worker_id, coalesce(c.lease_expires_at > ",
+            $now,
+            ", false) AS live, c.batch_retry_count, p.txns_start, p.last_offset, q.retry_limit, q.retry_delay, \
+             q.dead_letter_queue OR q.dlq_after_max_retries AS dead_letters, g.conflation, low.lo, span.hi, \
+             pages.bases, pages.hashes "
+        )
+    };
+}
 /// `lo` is the ackable span's start. A conflating lease delivered its last message only: nothing else is ackable.
 /// A lapsed lease still bounds the first page, so that an id stored twice in the batch counts as it did in the lease.
-const READ_SPAN: &str = "SELECT c.group_id, c.committed, c.batch_end, c.worker_id, \
-      coalesce(c.lease_expires_at > now.at, false) AS live, c.batch_retry_count, p.txns_start, p.last_offset, \
-      q.retry_limit, q.retry_delay, q.dead_letter_queue OR q.dlq_after_max_retries AS dead_letters, g.conflation, \
-      low.lo, span.hi, pages.bases, pages.hashes \
-    FROM (SELECT clock_timestamp() AS at) now CROSS JOIN queen.log_partitions p \
-    JOIN queen.queues q ON q.id = p.queue_id \
-    JOIN queen.consumer_groups g ON g.queue_id = p.queue_id AND g.name = $2 \
-    JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = g.id \
-    CROSS JOIN LATERAL (SELECT greatest(c.committed + 1, p.txns_start, \
-        CASE WHEN g.conflation AND c.lease_expires_at > now.at THEN c.batch_end END) AS lo) low \
-    CROSS JOIN LATERAL (SELECT CASE \
-        WHEN c.batch_end >= low.lo OR c.lease_expires_at > now.at THEN least(c.batch_end, low.lo + 16383) \
-        ELSE low.lo + 1023 END AS hi) span \
-    LEFT JOIN LATERAL (SELECT array_agg(t.base_offset) AS bases, array_agg(t.hashes) AS hashes FROM queen.log_txns t \
-        WHERE t.partition_id = p.id AND t.base_offset <= span.hi AND t.base_offset >= coalesce( \
-          (SELECT max(f.base_offset) FROM queen.log_txns f WHERE f.partition_id = p.id AND f.base_offset <= low.lo), \
-          low.lo)) pages ON $3::uuid IS NULL OR (c.worker_id = $3 AND c.lease_expires_at > now.at) \
-    WHERE p.id = $1";
+macro_rules! span_pages {
+    ($now:literal, $wanted:literal) => {
+        concat!(
+            "CROSS JOIN LATERAL (SELECT greatest(c.committed + 1, p.txns_start, \
+               CASE WHEN g.conflation AND c.lease_expires_at > ",
+            $now,
+            " THEN c.batch_end END) AS lo) low \
+             CROSS JOIN LATERAL (SELECT CASE WHEN c.batch_end >= low.lo OR c.lease_expires_at > ",
+            $now,
+            " THEN least(c.batch_end, low.lo + 16383) ELSE low.lo + 1023 END AS hi) span \
+             LEFT JOIN LATERAL (SELECT array_agg(t.base_offset) AS bases, array_agg(t.hashes) AS hashes \
+               FROM queen.log_txns t \
+               WHERE t.partition_id = p.id AND t.base_offset <= span.hi AND t.base_offset >= coalesce( \
+                 (SELECT max(f.base_offset) FROM queen.log_txns f \
+                  WHERE f.partition_id = p.id AND f.base_offset <= low.lo), low.lo)) pages ON ",
+            $wanted
+        )
+    };
+}
+pub(super) use {span_columns, span_pages};
+
+const READ_SPAN: &str = concat!(
+    "SELECT ",
+    span_columns!("now.at"),
+    "FROM (SELECT clock_timestamp() AS at) now CROSS JOIN queen.log_partitions p \
+     JOIN queen.queues q ON q.id = p.queue_id \
+     JOIN queen.consumer_groups g ON g.queue_id = p.queue_id AND g.name = $2 \
+     JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = g.id ",
+    span_pages!("now.at", "$3::uuid IS NULL OR (c.worker_id = $3 AND c.lease_expires_at > now.at) "),
+    "WHERE p.id = $1"
+);
 
 const READ_PAGE: &str = "SELECT t.base_offset, t.hashes FROM queen.log_txns t \
     WHERE t.partition_id = $1 AND t.base_offset <= $3 AND t.base_offset >= coalesce( \
@@ -380,7 +405,8 @@ pub async fn read_span(
     row.map(|row| span_of(&row)).transpose().during("reading a cursor")
 }
 
-fn span_of(row: &PgRow) -> Result<SpanRead, sqlx::Error> {
+/// A row of `span_columns`.
+pub(super) fn span_of(row: &PgRow) -> Result<SpanRead, sqlx::Error> {
     let worker: Option<Uuid> = row.try_get("worker_id")?;
     let live = row.try_get("live")?;
     let bases: Option<Vec<i64>> = row.try_get("bases")?;

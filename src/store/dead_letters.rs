@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
-use sqlx::{Postgres, Row};
+use sqlx::{PgExecutor, Postgres, Row};
 use uuid::Uuid;
 
 use super::Store;
@@ -168,32 +168,7 @@ impl NewDeadLetter {
 impl Store {
     /// The segment that holds `offset`, or `None` if retention has deleted it.
     pub async fn letter_source(&self, partition: PartitionId, offset: Offset) -> StoreResult<Option<LetterSource>> {
-        let row = sqlx::query(
-            "SELECT s.base_offset, s.message_count, s.frames, s.created_at, q.tenant, q.id AS queue_id, \
-               q.name AS queue_name, p.name AS partition_name \
-             FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
-             CROSS JOIN LATERAL (SELECT * FROM queen.log_segments s WHERE s.partition_id = p.id AND s.base_offset <= $2 \
-               ORDER BY s.base_offset DESC LIMIT 1) s \
-             WHERE p.id = $1 AND p.log_start <= $2 AND s.base_offset + s.message_count > $2",
-        )
-        .bind(partition.0)
-        .bind(offset.0)
-        .fetch_optional(&self.pool)
-        .timed("reading a message")
-        .await?;
-        let Some(row) = row else { return Ok(None) };
-        let read = || {
-            Ok(LetterSource {
-                base: Offset(row.try_get("base_offset")?),
-                frames: row.try_get("frames")?,
-                created_at: row.try_get("created_at")?,
-                tenant: row.try_get("tenant")?,
-                queue: QueueId(row.try_get("queue_id")?),
-                queue_name: row.try_get("queue_name")?,
-                partition_name: row.try_get("partition_name")?,
-            })
-        };
-        read().during("reading a message").map(Some)
+        letter_source(&self.pool, partition, offset).await
     }
 
     /// One page of dead letters, newest first. Stops once `bytes_max` payload bytes are covered, but always answers the
@@ -321,4 +296,38 @@ fn letter_of(row: &PgRow) -> Result<DeadLetter, sqlx::Error> {
         retry_count: row.try_get("retry_count")?,
         failed_at: row.try_get("failed_at")?,
     })
+}
+
+/// See [`Store::letter_source`]; inside a caller's transaction if it passes one.
+pub(super) async fn letter_source(
+    executor: impl PgExecutor<'_>,
+    partition: PartitionId,
+    offset: Offset,
+) -> StoreResult<Option<LetterSource>> {
+    let row = sqlx::query(
+            "SELECT s.base_offset, s.message_count, s.frames, s.created_at, q.tenant, q.id AS queue_id, \
+               q.name AS queue_name, p.name AS partition_name \
+             FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
+             CROSS JOIN LATERAL (SELECT * FROM queen.log_segments s WHERE s.partition_id = p.id AND s.base_offset <= $2 \
+               ORDER BY s.base_offset DESC LIMIT 1) s \
+             WHERE p.id = $1 AND p.log_start <= $2 AND s.base_offset + s.message_count > $2",
+        )
+        .bind(partition.0)
+        .bind(offset.0)
+        .fetch_optional(executor)
+        .timed("reading a message")
+        .await?;
+    let Some(row) = row else { return Ok(None) };
+    let read = || {
+        Ok(LetterSource {
+            base: Offset(row.try_get("base_offset")?),
+            frames: row.try_get("frames")?,
+            created_at: row.try_get("created_at")?,
+            tenant: row.try_get("tenant")?,
+            queue: QueueId(row.try_get("queue_id")?),
+            queue_name: row.try_get("queue_name")?,
+            partition_name: row.try_get("partition_name")?,
+        })
+    };
+    read().during("reading a message").map(Some)
 }

@@ -62,16 +62,51 @@ pub struct Span {
     pub last: Offset,
 }
 
-/// The transaction of one push flush. Dropping it rolls everything back.
+/// The transaction of one flush that stores messages. Dropping it rolls everything back.
 #[derive(Debug)]
 pub struct AppendTx {
-    tx: Transaction<'static, Postgres>,
+    pub(super) tx: Transaction<'static, Postgres>,
+    pub(super) xid: Option<u64>,
+    opening: Opening,
+}
+
+/// How an [`AppendTx`] begins, and what its statements are called in errors and metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    begin: &'static str,
+    commit: &'static str,
+    rollback: &'static str,
+    /// Longest wait for a row lock, if shorter than the statement timeout.
+    lock_timeout: Option<&'static str>,
+}
+
+impl Opening {
+    /// Of a push flush.
+    pub const PUSH: Opening =
+        Opening { begin: "begin of push", commit: "commit of push", rollback: "rollback of push", lock_timeout: None };
+    /// Of a transaction flush.
+    pub const TRANSACTION: Opening = Opening {
+        begin: "begin of transaction",
+        commit: "commit of transaction",
+        rollback: "rollback of transaction",
+        lock_timeout: None,
+    };
+    /// The same after a timeout.
+    pub const IMPATIENT_TRANSACTION: Opening = Opening { lock_timeout: Some("1s"), ..Opening::TRANSACTION };
 }
 
 impl Store {
-    /// Opens the transaction of one push flush.
-    pub async fn begin_append(&self) -> StoreResult<AppendTx> {
-        Ok(AppendTx { tx: self.pool.begin().timed("begin of push").await? })
+    /// Opens the transaction of one flush.
+    pub async fn begin_append(&self, opening: Opening) -> StoreResult<AppendTx> {
+        let mut tx = self.pool.begin().timed(opening.begin).await?;
+        if let Some(timeout) = opening.lock_timeout {
+            sqlx::query("SELECT set_config('lock_timeout', $1, true)")
+                .bind(timeout)
+                .execute(&mut *tx)
+                .timed(opening.begin)
+                .await?;
+        }
+        Ok(AppendTx { tx, xid: None, opening })
     }
 
     /// The segments that cover the spans, by partition and offset. Stops once `bytes_max` payload bytes of a partition
@@ -157,7 +192,7 @@ impl AppendTx {
         let bytes: Vec<i32> = segments.iter().map(|s| i32::try_from(s.payload_bytes).unwrap_or(i32::MAX)).collect();
         let hashes: Vec<Vec<u8>> = segments.iter().map(|s| pack_hashes(&s.hashes)).collect();
         let frames: Vec<&[u8]> = segments.iter().map(|s| s.frames.as_slice()).collect();
-        let stored: i64 = sqlx::query_scalar(
+        let (stored, xid): (i64, String) = sqlx::query_as(
             "WITH segments AS ( \
                INSERT INTO queen.log_segments (partition_id, base_offset, created_at, message_count, payload_bytes, \
                  frames) \
@@ -178,7 +213,7 @@ impl AppendTx {
                      FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, base_offset, message_count) \
                      GROUP BY partition_id) n \
                WHERE p.id = n.partition_id AND p.last_offset < n.last_offset RETURNING p.id) \
-             SELECT count(*) FROM moved",
+             SELECT count(*), pg_current_xact_id()::text FROM moved",
         )
         .bind(&ids)
         .bind(bases)
@@ -189,6 +224,7 @@ impl AppendTx {
         .fetch_one(&mut *self.tx)
         .timed("storing segments")
         .await?;
+        self.xid = xid.parse().ok();
         let mut partitions = ids;
         partitions.sort_unstable();
         partitions.dedup();
@@ -200,12 +236,12 @@ impl AppendTx {
 
     /// Makes the flush durable.
     pub async fn commit(self) -> StoreResult<()> {
-        self.tx.commit().timed("commit of push").await
+        self.tx.commit().timed(self.opening.commit).await
     }
 
     /// Gives the flush up.
     pub async fn rollback(self) -> StoreResult<()> {
-        self.tx.rollback().timed("rollback of push").await
+        self.tx.rollback().timed(self.opening.rollback).await
     }
 }
 

@@ -21,6 +21,7 @@ pub mod seeks;
 pub mod statistics;
 pub mod tls;
 pub mod traces;
+pub mod transactions;
 
 pub use error::{StoreError, StoreResult};
 

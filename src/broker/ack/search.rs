@@ -26,7 +26,12 @@ impl Search {
     }
 
     /// Looks through the ackable span: the leased one, and above it only if the lease is not live.
-    pub async fn search_span(&self, resolver: &mut Resolver, partition: PartitionId, read: &SpanRead) -> StoreResult<()> {
+    pub async fn search_span(
+        &self,
+        resolver: &mut Resolver,
+        partition: PartitionId,
+        read: &SpanRead,
+    ) -> StoreResult<()> {
         let (row, from) = (&read.row, read.from.0);
         let span_end = row.batch_end.map(|end| end.0).filter(|end| *end >= from);
         let (window, first_end) = match span_end {
@@ -70,7 +75,12 @@ impl Search {
     }
 
     /// Looks for what is still missing at and below the cursor, newest first, down to what was purged.
-    pub async fn search_below(&self, resolver: &mut Resolver, partition: PartitionId, row: &CursorRow) -> StoreResult<()> {
+    pub async fn search_below(
+        &self,
+        resolver: &mut Resolver,
+        partition: PartitionId,
+        row: &CursorRow,
+    ) -> StoreResult<()> {
         let floor = row.txns_start.0.max(0);
         let (mut to, mut size) = (row.committed.0, OPEN_PAGE_OFFSETS);
         let mut permit = None;

@@ -13,7 +13,9 @@ use super::item::{AckAnswer, AckError, Acked};
 use super::outcome::{change_of, letter_of, policy_of, position_of, resolved, write_of};
 use super::plan::{Call, Group};
 use super::search::Search;
-use crate::broker::ack_decision::{AckStatus, Effect, Place, ResolvedItem, Verdict, dead_letter_reason, decide, verdict};
+use crate::broker::ack_decision::{
+    AckStatus, Effect, Place, ResolvedItem, Verdict, dead_letter_reason, decide, verdict,
+};
 use crate::broker::resolver::Resolver;
 use crate::ids::PartitionId;
 use crate::store::acks::{CursorRow, CursorWrite, Guard, SpanRead};
@@ -60,13 +62,7 @@ enum Written {
 impl Settler {
     /// `checkout_timeout` bounds the wait for a turn, `lookup_timeout` the search for a lost answer.
     pub fn new(store: Store, search: Search, checkout_timeout: Duration, lookup_timeout: Duration) -> Settler {
-        Settler {
-            store,
-            lanes: (0..LANES).map(|_| Mutex::new(())).collect(),
-            search,
-            checkout_timeout,
-            lookup_timeout,
-        }
+        Settler { store, lanes: (0..LANES).map(|_| Mutex::new(())).collect(), search, checkout_timeout, lookup_timeout }
     }
 
     /// Settles one group. `in_doubt`: an advance of this very lease may have been committed unseen, so that a lease that
