@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::harness::{Pop, Popped, Road, TestBroker};
 use model::{Claim, Letter, Model, Options, Row, Said, Status, Told};
 
-mod model;
+pub mod model;
 
 const PARTITIONS: usize = 2;
 const GROUPS: [&str; 2] = ["g", "h"];

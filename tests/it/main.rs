@@ -26,3 +26,4 @@ mod queue;
 mod schema;
 mod several_brokers;
 mod tls;
+mod transactions;

@@ -173,7 +173,7 @@ impl State {
         if let Some(searched) = part.searched.as_ref().filter(|searched| searched.holds(row)) {
             let mut resolver = searched.resolver.clone();
             if !row.leased() {
-                self.scan_run(&mut resolver, job, part.partition)?;
+                self.scan_run(&mut resolver, job, part.partition, row.committed)?;
             }
             return Ok(Some(resolved(part.items.iter(), &searched.slots, &resolver)));
         }
@@ -187,15 +187,21 @@ impl State {
         if end > read_to {
             return Ok(None);
         }
-        search::scan(&mut resolver, part.partition, &found.span.hashes, (from, end), window)?;
-        if !row.leased() && !resolver.complete() && read_to >= row.last_offset.0 {
-            self.scan_run(&mut resolver, job, part.partition)?;
+        let page = &found.span.hashes;
+        search::scan(&mut resolver, part.partition, page, (from, end), window)?;
+        if !resolver.complete() && (row.leased() || read_to >= row.last_offset.0) {
+            if !row.leased() {
+                self.scan_run(&mut resolver, job, part.partition, row.committed)?;
+            }
+            // What bundles of this flush have passed.
+            let passed = (found.span.from.0, row.committed.0);
+            search::scan(&mut resolver, part.partition, page, passed, Window::Below)?;
         }
         Ok(resolver.complete().then(|| resolved(part.items.iter(), &slots, &resolver)))
     }
 
     /// What this flush stores above everything that is committed: of the bundles before, and of this one.
-    fn scan_run(&self, resolver: &mut Resolver, job: &Job, id: PartitionId) -> StoreResult<()> {
+    fn scan_run(&self, resolver: &mut Resolver, job: &Job, id: PartitionId, cursor: Offset) -> StoreResult<()> {
         let Some(key) = self.keys.get(&id) else { return Ok(()) };
         let Some(partition) = self.partitions.get(key) else { return Ok(()) };
         let mut next = partition.last_offset.next();
@@ -204,8 +210,11 @@ impl State {
             next = Offset(next.0 + part.packed.len() as i64);
             row
         });
-        for row in own.collect::<Vec<_>>().iter().chain(&partition.run) {
-            search::scan(resolver, id, std::slice::from_ref(row), (row.base.0, row.last().0), Window::Open)?;
+        let own: Vec<HashRow> = own.collect();
+        for (range, window) in [((cursor.0 + 1, i64::MAX), Window::Open), ((0, cursor.0), Window::Below)] {
+            for row in partition.run.iter().chain(&own) {
+                search::scan(resolver, id, std::slice::from_ref(row), range, window)?;
+            }
         }
         Ok(())
     }
