@@ -131,6 +131,7 @@ impl Broker {
             ready.clone(),
             peers.clone(),
             ack.clone(),
+            activity.clone(),
             settings.transaction.clone(),
             settings.zstd_level,
         );

@@ -180,7 +180,7 @@ impl TransactionPath {
     fn ack_parts(&self, bundle: &Bundle<'_>) -> (Vec<AckPart>, Option<Refusal>) {
         let named = named_leases(bundle);
         let mut doomed = None;
-        let mut parts: BTreeMap<(PartitionId, &Arc<str>), (Vec<AckItem>, Vec<usize>)> = BTreeMap::new();
+        let mut parts: BTreeMap<(PartitionId, &Arc<str>), AckPart> = BTreeMap::new();
         for (nth, BundleAck { group, item }) in bundle.acks.iter().enumerate() {
             let partition = match &item.target {
                 AckTarget::NotUuid(_) => None,
@@ -194,15 +194,22 @@ impl TransactionPath {
                 doomed.get_or_insert(Refusal::ConsumerNotFound);
                 continue;
             }
-            let (items, places) = parts.entry((partition, group)).or_default();
-            items.push(item.clone());
-            places.push(nth);
+            let part = parts.entry((partition, group)).or_insert_with(|| AckPart {
+                partition,
+                group: group.clone(),
+                fence: Fence::None,
+                items: Vec::new(),
+                places: Vec::new(),
+                searched: None,
+            });
+            part.items.push(item.clone());
+            part.places.push(nth);
         }
-        let part = |((partition, group), (items, places)): ((_, &Arc<str>), (Vec<AckItem>, _))| {
-            let fence = fence_of(&named, &items);
-            AckPart { partition, group: group.clone(), fence, items, places, searched: None }
+        let fenced = |mut part: AckPart| {
+            part.fence = fence_of(&named, &part.items);
+            part
         };
-        (parts.into_iter().map(part).collect(), doomed)
+        (parts.into_values().map(fenced).collect(), doomed)
     }
 
     async fn submit(&self, job: Job) -> BrokerResult<(Job, Verdict)> {

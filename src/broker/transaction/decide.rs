@@ -11,7 +11,7 @@ use crate::broker::ack_decision::{self, AckStatus, Effect, Place, ResolvedItem};
 use crate::broker::append::{Known, Segments};
 use crate::broker::push_flush::Appended;
 use crate::broker::resolver::{Resolver, Window};
-use crate::ids::{Offset, PartitionId, TransactionHash};
+use crate::ids::{GroupId, Offset, PartitionId, TransactionHash};
 use crate::store::StoreResult;
 use crate::store::acks::{CursorRow, CursorWrite, HashRow, NotBefore, SpanRead};
 use crate::store::messages::NewSegment;
@@ -67,6 +67,8 @@ struct Stored {
 /// What one ack part does.
 #[derive(Debug)]
 pub struct PartEffect {
+    /// The cursor's group.
+    pub group: GroupId,
     /// To its cursor.
     pub effect: Effect,
     /// Its items, resolved.
@@ -165,7 +167,7 @@ impl State {
             return Ok(Err(Refusal::UnknownTransaction));
         }
         let effect = ack_decision::decide(position_of(&found.row), policy_of(&found.row), items.iter().copied());
-        Ok(Ok(Some(PartEffect { effect, items, retry_count: found.row.retry_count })))
+        Ok(Ok(Some(PartEffect { group: found.row.group, effect, items, retry_count: found.row.retry_count })))
     }
 
     fn resolve(&self, job: &Job, part: &AckPart, found: &Found) -> StoreResult<Option<Vec<ResolvedItem>>> {

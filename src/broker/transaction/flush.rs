@@ -11,11 +11,11 @@ use super::bundle::{Job, Refusal, Verdict};
 use super::decide::{Judged, PartEffect, State, signals_below};
 use super::meter::meter;
 use crate::broker::ack::outcome::{Change, letter_of};
-use crate::broker::ack_decision::{self, Effect, Verdict as AckVerdict, dead_letter_reason};
+use crate::broker::ack_decision::{self, AckStatus, Effect, Verdict as AckVerdict, dead_letter_reason};
 use crate::broker::append::{self, Asked};
 use crate::broker::dedup::DedupMemory;
 use crate::broker::push_flush::Appended;
-use crate::ids::PartitionId;
+use crate::ids::{GroupId, PartitionId};
 use crate::store::messages::{AppendTx, Opening};
 use crate::store::partitions::PartitionKey;
 use crate::store::transactions::{CursorName, Fate, FiledLetter, Witness};
@@ -33,6 +33,8 @@ pub struct Flushed {
     pub appended: Vec<Appended>,
     /// Cursors that moved.
     pub changes: Vec<(PartitionId, Change)>,
+    /// Acks of accepted bundles: completed ones, and others.
+    pub acked: Vec<(GroupId, u64, u64)>,
 }
 
 /// Runs the jobs in one transaction. An error means that nothing was committed.
@@ -65,7 +67,7 @@ pub async fn flush(
     read_cursors(&mut tx, jobs, &mut state).await?;
 
     let mut verdicts = Vec::with_capacity(jobs.len());
-    let mut letters = Vec::new();
+    let (mut letters, mut acked) = (Vec::new(), Vec::new());
     for (nth, job) in jobs.iter().enumerate() {
         verdicts.push(match state.judge(job)? {
             Judged::Not(verdict) => verdict,
@@ -74,6 +76,7 @@ pub async fn flush(
                 Some(filed) => {
                     letters.extend(filed);
                     state.accept(nth, job, &effects);
+                    acked.extend(effects.iter().map(counted));
                     meter().signals_below.increment(signals_below(&effects) as u64);
                     Verdict::Committed(effects.iter().map(dead_lettered).collect())
                 }
@@ -87,7 +90,7 @@ pub async fn flush(
         (None, Some(moved)) => Witness::Cursor(moved.partition, moved.group, moved.write.committed),
         (None, None) => {
             tx.rollback().await?;
-            return Ok(Flushed { verdicts, appended: Vec::new(), changes });
+            return Ok(Flushed { verdicts, appended: Vec::new(), changes, acked });
         }
     };
     if !segments.is_empty() {
@@ -104,12 +107,12 @@ pub async fn flush(
             *verdict = Verdict::Unknown;
         }
         // It may have landed: whoever waits may look, the registry must not trust what it holds.
-        return Ok(Flushed { verdicts, appended: state.appended(), changes });
+        return Ok(Flushed { verdicts, appended: state.appended(), changes, acked });
     }
     crate::broker::meter::meter().segments.increment(segments.len() as u64);
     metrics::counter!(crate::metrics::DEAD_LETTERS).increment(letters.len() as u64);
     append::remember(memory, &segments);
-    Ok(Flushed { verdicts, appended: state.appended(), changes })
+    Ok(Flushed { verdicts, appended: state.appended(), changes, acked })
 }
 
 async fn read_cursors(tx: &mut AppendTx, jobs: &[&Job], state: &mut State) -> StoreResult<()> {
@@ -131,7 +134,7 @@ async fn read_cursors(tx: &mut AppendTx, jobs: &[&Job], state: &mut State) -> St
 /// The dead letters that a bundle files; `None` if a message to be filed no longer exists.
 async fn letters_of(tx: &mut AppendTx, job: &Job, effects: &[PartEffect]) -> StoreResult<Option<Vec<FiledLetter>>> {
     let mut filed = Vec::new();
-    for (part, PartEffect { effect, items, retry_count }) in job.acks.iter().zip(effects) {
+    for (part, PartEffect { effect, items, retry_count, .. }) in job.acks.iter().zip(effects) {
         let Some(at) = effect.dead_letter() else { continue };
         let Some(source) = tx.letter_source(part.partition, at).await? else { return Ok(None) };
         let reasons = items.iter().copied().zip(part.items.iter().map(|item| item.reason.as_deref()));
@@ -139,6 +142,11 @@ async fn letters_of(tx: &mut AppendTx, job: &Job, effects: &[PartEffect]) -> Sto
         filed.push(FiledLetter { partition: part.partition, retry_count: *retry_count, letter });
     }
     Ok(Some(filed))
+}
+
+fn counted(PartEffect { group, items, .. }: &PartEffect) -> (GroupId, u64, u64) {
+    let completed = items.iter().filter(|item| item.status == AckStatus::Completed).count();
+    (*group, completed as u64, (items.len() - completed) as u64)
 }
 
 fn dead_lettered(PartEffect { effect, items, .. }: &PartEffect) -> Vec<bool> {

@@ -15,6 +15,7 @@ use super::flush::{self, Flushed};
 use super::meter::meter;
 use super::settings::TransactionSettings;
 use crate::broker::ack::AckPipeline;
+use crate::broker::activity::Activity;
 use crate::broker::dedup::DedupMemory;
 use crate::broker::error::{BrokerError, BrokerResult};
 use crate::broker::peers::Peers;
@@ -37,6 +38,7 @@ struct Inner {
     ready: ReadyIndex,
     peers: Peers,
     ack: AckPipeline,
+    activity: Arc<Activity>,
     settings: TransactionSettings,
     zstd_level: i32,
     intake: mpsc::Sender<Waiting>,
@@ -50,12 +52,13 @@ impl Lanes {
         ready: ReadyIndex,
         peers: Peers,
         ack: AckPipeline,
+        activity: Arc<Activity>,
         settings: TransactionSettings,
         zstd_level: i32,
     ) -> Lanes {
         let (intake, outlet) = mpsc::channel(settings.waiting_max.max(1));
         let outlet = Mutex::new(outlet);
-        Lanes { inner: Arc::new(Inner { store, ready, peers, ack, settings, zstd_level, intake, outlet }) }
+        Lanes { inner: Arc::new(Inner { store, ready, peers, ack, activity, settings, zstd_level, intake, outlet }) }
     }
 
     /// Lanes to be run.
@@ -148,6 +151,7 @@ impl Lanes {
                     for (partition, change) in &flushed.changes {
                         inner.ack.settled(*partition, *change);
                     }
+                    self.note(&jobs, &flushed);
                     return Ok(flushed);
                 }
                 Err(error) => {
@@ -164,6 +168,19 @@ impl Lanes {
                     tracing::debug!(%error, bundles = jobs.len(), "transaction flush failed; trying it again");
                 }
             }
+        }
+    }
+
+    /// For the minute buckets.
+    fn note(&self, jobs: &[&Job], flushed: &Flushed) {
+        let activity = &self.inner.activity;
+        for (job, verdict) in jobs.iter().zip(&flushed.verdicts) {
+            for part in job.pushes.iter().filter(|_| matches!(verdict, Verdict::Committed(_))) {
+                activity.pushed(part.key.queue, part.packed.len() as u64);
+            }
+        }
+        for (group, done, failed) in &flushed.acked {
+            activity.acked(*group, *done, *failed);
         }
     }
 }
