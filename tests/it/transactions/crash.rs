@@ -67,10 +67,10 @@ async fn killed_in_the_middle(kill: impl AsyncFnOnce(&mut BrokerProcess)) {
         workers.spawn(forward(client.clone(), messages, told.clone()));
     }
     eventually(Duration::from_secs(30), async || told.lock().unwrap().len() > 60).await;
+    assert!(told.lock().unwrap().len() < SOURCES * PER_SOURCE, "killed in the middle");
     kill(&mut process).await;
     while workers.join_next().await.is_some() {}
     let told = told.lock().unwrap().clone();
-    assert!(told.len() < SOURCES * PER_SOURCE, "killed in the middle");
 
     let mut landed: Vec<BTreeSet<String>> = Vec::new();
     for out in OUTS {
