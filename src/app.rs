@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use crate::broker::Broker;
 use crate::broker::ack::AckSettings;
 use crate::broker::error::BrokerError;
+use crate::broker::retention::RetentionSettings;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription, StatisticsSettings};
 use crate::broker::transaction::TransactionSettings;
 use crate::config::{Config, PostgresConfig, SubscriptionMode};
@@ -250,6 +251,11 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
             }
         });
     }
+    let retention = broker.retention().clone();
+    supervisor.spawn("retention", move |stop| {
+        let retention = retention.clone();
+        async move { retention.run(&stop).await }
+    });
     let broker = broker.clone();
     supervisor.spawn("sweep", move |stop| {
         let broker = broker.clone();
@@ -426,6 +432,7 @@ fn broker_settings(config: &Config) -> BrokerSettings {
         ack: ack_settings(config),
         statistics: statistics_settings(config),
         transaction: transaction_settings(config),
+        retention: retention_settings(config),
         encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
     }
 }
@@ -439,6 +446,20 @@ fn statistics_settings(config: &Config) -> StatisticsSettings {
         keep: Duration::from_secs(u64::from(set.metrics_retention_days) * 86_400),
         queues_max: set.metrics_queues_max,
         safe_floor_ms: set.safe_floor_ms,
+    }
+}
+
+fn retention_settings(config: &Config) -> RetentionSettings {
+    let set = &config.retention;
+    let days = |days: u32| Duration::from_secs(u64::from(days) * 86_400);
+    RetentionSettings {
+        interval: Duration::from_millis(set.interval_ms),
+        batch_size: set.batch_size,
+        parallelism: usize::from(set.parallelism),
+        due_max: set.due_max(),
+        safety_walk: (set.safety_walk_ms > 0).then(|| Duration::from_millis(set.safety_walk_ms)),
+        partition_age: set.partition_cleanup.then(|| days(set.partition_cleanup_days)),
+        history_days: config.statistics.metrics_retention_days,
     }
 }
 

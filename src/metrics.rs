@@ -203,6 +203,7 @@ pub const LOOPS: &[&str] = &[
     "ready_deadlines",
     "ready_reconcile",
     "sweep",
+    "retention",
     "peer_heartbeat",
     "peer_sender",
     "peer_listener",
@@ -212,6 +213,8 @@ pub const LOOPS: &[&str] = &[
     "metrics_upkeep",
     "finish_boot",
 ];
+/// Rules of retention, as in its history (`spec/admin.md` §8.2).
+pub const RETENTION_RULES: &[&str] = &["completed_retention", "retention", "max_wait_time_eviction"];
 /// How a pass of a background task ended.
 pub const PASS_RESULTS: &[&str] = &["done", "failed"];
 /// Whose CPU time.
@@ -224,6 +227,7 @@ pub const STATEMENTS: &[&str] = &[
     "begin of push",
     "begin of transaction",
     "changed partitions",
+    "begin of retention",
     "claiming",
     "commit of configure",
     "commit of group delete",
@@ -232,6 +236,7 @@ pub const STATEMENTS: &[&str] = &[
     "commit of queue delete",
     "commit of seek",
     "commit of transaction",
+    "commit of retention",
     "configure",
     "counting dead letters",
     "counting deliverable messages",
@@ -243,6 +248,7 @@ pub const STATEMENTS: &[&str] = &[
     "deduplication probe",
     "deleting dead letters",
     "depth",
+    "deleting segments",
     "extending a lease",
     "filing dead letters",
     "finding a dead letter",
@@ -251,6 +257,9 @@ pub const STATEMENTS: &[&str] = &[
     "finding a partition",
     "finding changed sizes",
     "finding dead offsets",
+    "finding due partitions",
+    "finding due queues",
+    "finding empty partitions",
     "finding queues",
     "finding queues by label",
     "finding queues of groups",
@@ -267,6 +276,8 @@ pub const STATEMENTS: &[&str] = &[
     "listing traces",
     "locking cursors",
     "locking dead letters",
+    "holding a loop",
+    "listing for retention",
     "locking partitions",
     "looking up a commit",
     "moving a subscription",
@@ -276,6 +287,8 @@ pub const STATEMENTS: &[&str] = &[
     "paging partitions",
     "paging queues",
     "ping",
+    "purging hashes",
+    "purging history",
     "purging leases",
     "queue delete",
     "reading a cursor",
@@ -283,12 +296,15 @@ pub const STATEMENTS: &[&str] = &[
     "reading a timestamp",
     "reading cursors",
     "reading queen.meta",
+    "reading history",
     "reading segments",
     "reading transaction ids",
     "recent operations",
     "recording a lease",
     "recording a trace",
     "registering a group",
+    "removing partitions",
+    "rescheduling queues",
     "rollback of push",
     "rollback of transaction",
     "safe time",
@@ -304,6 +320,7 @@ pub const STATEMENTS: &[&str] = &[
     "summing queues",
     "summing sizes",
     "taking a turn",
+    "walking partitions",
     OTHER,
 ];
 
@@ -393,6 +410,14 @@ metrics! {
     TRANSACTION_SIGNALS_BELOW = Counter "regent_transaction_signals_below_cursor_total", "Acks other than completed, in committed transactions, of messages that the cursor had passed; they did nothing.";
     TRANSACTION_LOST_ANSWERS = Counter "regent_transaction_lost_answers_total", "Commits of transactions whose answer was lost and whose outcome was looked up.";
     TRANSACTIONS_WAITING = Gauge "regent_transactions_waiting", "Transactions that wait for a flush.";
+    // Retention.
+    RETENTION_SEGMENTS = Counter "regent_retention_segments_total" ["rule" RETENTION_RULES], "Segments deleted, by the rule that let them go.";
+    RETENTION_MESSAGES = Counter "regent_retention_messages_total" ["rule" RETENTION_RULES], "Messages in deleted segments, by rule.";
+    RETENTION_HASH_ROWS = Counter "regent_retention_hash_rows_total", "Rows of the hash index purged.";
+    RETENTION_PARTITIONS = Counter "regent_retention_partitions_removed_total", "Empty partitions removed.";
+    RETENTION_STEP_SECONDS = Histogram(SECONDS) "regent_retention_step_seconds", "Time of one deleting transaction, waiting for a connection and for locks included.";
+    RETENTION_LAG = Gauge "regent_retention_lag_seconds", "How long the longest overdue queue has been due; 0 on brokers that leave the work to another.";
+    RETENTION_WALKED = Counter "regent_retention_partitions_walked_total", "Partitions that the safety walk looked at.";
 
     // Other brokers.
     PEERS = Gauge "regent_peers", "Other live brokers on this database.";

@@ -36,6 +36,8 @@ pub mod queue;
 pub mod ready;
 pub mod ready_group;
 pub mod resolver;
+pub mod retention;
+pub mod retention_report;
 pub mod segment;
 pub mod settings;
 pub mod statistics;
@@ -69,6 +71,7 @@ use push::{PushItem, PushPath, PushResult};
 use push_fusion::PushFusion;
 use queue::{Queue, QueueDirectory};
 use ready::ReadyIndex;
+use retention::Retention;
 use settings::BrokerSettings;
 use statistics::Statistics;
 use transaction::{Bundle, Committed, Refusal, TransactionPath};
@@ -90,6 +93,7 @@ pub struct Broker {
     encryption: Encryption,
     activity: Arc<Activity>,
     inspection: Inspection,
+    retention: Retention,
 }
 
 /// Outcome of a lease extension.
@@ -110,6 +114,7 @@ impl Broker {
         let encryption = Encryption::new(settings.encryption_key);
         let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
         let activity = Arc::<Activity>::default();
+        let retention = Retention::new(store.clone(), activity.clone(), settings.retention.clone());
         let released = {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
@@ -163,6 +168,7 @@ impl Broker {
             encryption,
             activity,
             inspection,
+            retention,
         }
     }
 
@@ -296,6 +302,11 @@ impl Broker {
     /// another way than by push, pop and ack tells it: `activity().touched(queue)`.
     pub fn activity(&self) -> &Activity {
         &self.activity
+    }
+
+    /// What deletes in the background.
+    pub fn retention(&self) -> &Retention {
+        &self.retention
     }
 
     /// One pass of what is cleaned up in the background.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ack::AckSettings;
+use super::retention::RetentionSettings;
 use super::transaction::TransactionSettings;
 
 /// Where a named group starts that says nothing itself (`DEFAULT_SUBSCRIPTION_MODE`).
@@ -47,6 +48,8 @@ pub struct BrokerSettings {
     pub statistics: StatisticsSettings,
     /// The transaction path.
     pub transaction: TransactionSettings,
+    /// Deletion.
+    pub retention: RetentionSettings,
     /// AES-256 key of payload encryption.
     pub encryption_key: Option<[u8; 32]>,
 }
@@ -99,6 +102,7 @@ impl Default for BrokerSettings {
             ack: AckSettings::default(),
             statistics: StatisticsSettings::default(),
             transaction: TransactionSettings::default(),
+            retention: RetentionSettings::default(),
             encryption_key: None,
         }
     }

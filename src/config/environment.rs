@@ -41,15 +41,14 @@ const ALIASES: &[(&str, &[&str])] = &[
 ];
 
 /// Numbers for which zero has a meaning.
-const ZERO_ALLOWED: &[&str] = &["PORT", "PG_PORT", "REGENT_DRAIN_MS_MAX"];
+const ZERO_ALLOWED: &[&str] =
+    &["PORT", "PG_PORT", "REGENT_DRAIN_MS_MAX", "QUEEN_RETENTION_DUE_CAP", "QUEEN_RETENTION_SAFETY_WALK_MS"];
 
 /// Documented variables that this broker accepts and does not need, by prefix or whole name.
 const WITHOUT_EFFECT: &[&str] = &[
     "FILE_BUFFER_",
     "JWT_",
     "METRICS_FLUSH_MS",
-    "METRICS_RETENTION_DAYS",
-    "PARTITION_CLEANUP_DAYS",
     "POP_WAIT_BACKOFF_",
     "POP_WAIT_INITIAL_INTERVAL_MS",
     "POP_WAIT_MAX_INTERVAL_MS",
@@ -63,12 +62,10 @@ const WITHOUT_EFFECT: &[&str] = &[
     "QUEEN_LOG_RATES_MS",
     "QUEEN_LOG_TOPN_QUEUES",
     "QUEEN_MESH_",
-    "QUEEN_PARTITION_CLEANUP_ENABLED",
     "QUEEN_POP_AUTOPILOT",
     "QUEEN_POP_FUSION",
     "QUEEN_POP_PENDING_GATE",
     "QUEEN_PROXY_",
-    "QUEEN_RETENTION_",
     "QUEEN_S3_EMBEDDED",
     "QUEEN_SQS_EMBEDDED",
     "QUEEN_SWEEPER",
@@ -80,9 +77,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "QUEEN_V2_BUNDLE_MAX",
     "QUEEN_V2_FUSION_",
     "RETAINED_BYTES_INTERVAL_MS",
-    "RETENTION_BATCH_SIZE",
-    "RETENTION_INTERVAL",
-    "RETENTION_PARALLELISM",
     "STATS_INTERVAL_MS",
 ];
 

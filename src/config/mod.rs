@@ -12,6 +12,7 @@ mod pop;
 mod postgres;
 mod push;
 mod report;
+mod retention;
 mod secret;
 mod security;
 mod statistics;
@@ -34,6 +35,7 @@ pub use log::LogConfig;
 pub use pop::{PopConfig, SubscriptionMode};
 pub use postgres::{Database, PostgresConfig};
 pub use push::PushConfig;
+pub use retention::RetentionConfig;
 pub use secret::{EncryptionKey, Secret};
 pub use security::SecurityConfig;
 pub use statistics::StatisticsConfig;
@@ -145,6 +147,9 @@ pub struct Config {
     /// The transaction path.
     #[command(flatten)]
     pub transaction: TransactionConfig,
+    /// Deletion in the background.
+    #[command(flatten)]
+    pub retention: RetentionConfig,
     /// Admission.
     #[command(flatten)]
     pub limits: LimitsConfig,
@@ -257,6 +262,7 @@ impl Config {
         self.transaction.validate()?;
         self.limits.validate(self.http.body_bytes_max)?;
         self.security.validate()?;
+        self.retention.validate()?;
         if self.push.fusion_bytes_max > self.limits.request_bytes_max() {
             return Err(ConfigError::invalid(
                 "push-fusion-bytes-max",

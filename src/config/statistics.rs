@@ -18,7 +18,7 @@ pub struct StatisticsConfig {
     #[arg(long, env = "METRICS_FLUSH_MS", value_name = "MS", default_value_t = 60_000)]
     pub metrics_flush_ms: u64,
 
-    /// Days that minute buckets are kept
+    /// Days that minute buckets and the history of deletions are kept
     #[arg(long, env = "METRICS_RETENTION_DAYS", value_name = "DAYS", default_value_t = 90)]
     pub metrics_retention_days: u32,
 

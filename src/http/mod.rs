@@ -18,6 +18,7 @@ pub mod pop;
 pub mod push;
 pub mod queue;
 pub mod resources;
+pub mod retention;
 pub mod routes;
 pub mod state;
 pub mod status;

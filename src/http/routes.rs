@@ -10,7 +10,7 @@ use super::error::no_such_route;
 use super::state::AppState;
 use super::{
     ack, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push, queue,
-    resources, status, traces, transaction,
+    resources, retention, status, traces, transaction,
 };
 
 /// Methods that the protocol uses.
@@ -194,7 +194,7 @@ routes! {
     get "/api/v1/analytics/queue-lag" ReadOnly Tenant "Delivery lag by queue and bucket";
     get "/api/v1/analytics/queue-ops" ReadOnly Tenant "Operations by queue and bucket";
     get "/api/v1/analytics/queue-parked-replicas" ReadOnly Tenant "Parked pops by queue, broker and bucket";
-    get "/api/v1/analytics/retention" ReadOnly Tenant "Messages that retention deleted, by bucket";
+    get "/api/v1/analytics/retention" ReadOnly Tenant "Messages that retention deleted, by bucket" => retention::report;
     get "/api/v1/analytics/workload" ReadOnly Tenant "Traffic and backlog by namespace, task or queue";
     get "/api/v1/analytics/dlq-signatures" ReadOnly Tenant "Reasons of the newest dead letters, folded";
     get "/api/v1/analytics/partition-liveness" ReadOnly Tenant "How many partitions of each queue are in use";

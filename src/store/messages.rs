@@ -68,6 +68,8 @@ pub struct AppendTx {
     pub(super) tx: Transaction<'static, Postgres>,
     pub(super) xid: Option<u64>,
     opening: Opening,
+    /// Locked partitions that retention does not know of: they hold no segment, or no hashes.
+    unlisted: Vec<i64>,
 }
 
 /// How an [`AppendTx`] begins, and what its statements are called in errors and metrics.
@@ -106,7 +108,7 @@ impl Store {
                 .timed(opening.begin)
                 .await?;
         }
-        Ok(AppendTx { tx, xid: None, opening })
+        Ok(AppendTx { tx, xid: None, opening, unlisted: Vec::new() })
     }
 
     /// The segments that cover the spans, by partition and offset. Stops once `bytes_max` payload bytes of a partition
@@ -124,7 +126,9 @@ impl AppendTx {
 
     /// Locks the partitions of these keys that exist, in id order.
     pub async fn lock_partitions(&mut self, keys: &[PartitionKey]) -> StoreResult<Vec<LockedPartition>> {
-        partitions::lock(&mut self.tx, keys).await
+        let locked = partitions::lock(&mut self.tx, keys).await?;
+        self.unlisted.extend(locked.iter().filter(|p| !p.is_listed).map(|p| p.id.0));
+        Ok(locked)
     }
 
     /// The hashes stored in each partition within its window (seconds) and at or above an offset, oldest first. Runs
@@ -184,9 +188,11 @@ impl AppendTx {
 
     /// Stores the segments and their hashes and moves the allocators. All segments of one partition carry one commit
     /// time, stamped here, under the lock, and never before the partition's last one (I7): `statement_timestamp()` is one
-    /// instant for the whole statement, which starts after the locks were granted.
+    /// instant for the whole statement, which starts after the locks were granted. A partition that was empty is entered
+    /// where retention looks for its work.
     pub async fn insert_segments(&mut self, segments: &[NewSegment]) -> StoreResult<()> {
         let ids: Vec<i64> = segments.iter().map(|s| s.partition.0).collect();
+        self.list_for_retention(&ids).await?;
         let bases: Vec<i64> = segments.iter().map(|s| s.base_offset.0).collect();
         let counts: Vec<i32> = segments.iter().map(|s| s.hashes.len() as i32).collect();
         let bytes: Vec<i32> = segments.iter().map(|s| i32::try_from(s.payload_bytes).unwrap_or(i32::MAX)).collect();
@@ -231,6 +237,27 @@ impl AppendTx {
         if stored != partitions.len() as i64 {
             return Err(corrupt("log_partitions", format!("{stored} of {} allocators moved", partitions.len())));
         }
+        Ok(())
+    }
+
+    /// Enters the partitions that were empty where retention looks for its work. A statement of its own: most flushes
+    /// find no such partition, and pay nothing.
+    async fn list_for_retention(&mut self, ids: &[i64]) -> StoreResult<()> {
+        self.unlisted.retain(|id| ids.contains(id));
+        if self.unlisted.is_empty() {
+            return Ok(());
+        }
+        sqlx::query(
+            "INSERT INTO queen.log_ages (partition_id, kind, queue_id, oldest_at) \
+             SELECT p.id, k.kind, p.queue_id, greatest(statement_timestamp(), p.last_write_at) \
+             FROM queen.log_partitions p JOIN (VALUES (0), (1)) AS k (kind) \
+               ON p.last_offset < CASE k.kind WHEN 0 THEN p.log_start ELSE p.txns_start END \
+             WHERE p.id = ANY($1) ORDER BY p.id, k.kind ON CONFLICT DO NOTHING",
+        )
+        .bind(std::mem::take(&mut self.unlisted))
+        .execute(&mut *self.tx)
+        .timed("listing for retention")
+        .await?;
         Ok(())
     }
 

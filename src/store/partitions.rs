@@ -24,6 +24,8 @@ pub struct LockedPartition {
     pub key: PartitionKey,
     /// Last allocated offset, [`Offset::NONE`] before the first message.
     pub last_offset: Offset,
+    /// Whether retention knows of its segments and of its hashes.
+    pub is_listed: bool,
 }
 
 /// One partition as the ready index sees it.
@@ -114,7 +116,8 @@ impl Store {
 pub(super) async fn lock(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreResult<Vec<LockedPartition>> {
     let (queues, names): (Vec<i32>, Vec<&str>) = keys.iter().map(|k| (k.queue.0, k.name.as_str())).unzip();
     let rows = sqlx::query(
-        "SELECT p.id, p.queue_id, p.name, p.last_offset FROM unnest($1::int[], $2::text[]) AS u (queue_id, name) \
+        "SELECT p.id, p.queue_id, p.name, p.last_offset, p.last_offset >= greatest(p.log_start, p.txns_start) AS is_listed \
+         FROM unnest($1::int[], $2::text[]) AS u (queue_id, name) \
          JOIN queen.log_partitions p ON p.queue_id = u.queue_id AND p.name = u.name \
          ORDER BY p.id FOR NO KEY UPDATE OF p",
     )
@@ -129,6 +132,7 @@ pub(super) async fn lock(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreR
                 id: PartitionId(row.try_get("id")?),
                 key: PartitionKey { queue: QueueId(row.try_get("queue_id")?), name: row.try_get("name")? },
                 last_offset: Offset(row.try_get("last_offset")?),
+                is_listed: row.try_get("is_listed")?,
             })
         })
         .collect::<Result<_, _>>()

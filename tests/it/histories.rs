@@ -1,5 +1,5 @@
 //! I6: the fast path never changes a verdict. Random histories of pushes, pops, acks of every kind, expiries,
-//! extensions and seeks run in lockstep over three brokers, one per road of the ack path; after every step the answers
+//! extensions, seeks and retention run in lockstep over three brokers, one per road of the ack path; after every step the answers
 //! and the rows must be identical. I1 is watched along the way.
 //!
 //! A failure names its seed; `REGENT_IT_SEED=<seed>` runs that history alone, `REGENT_IT_HISTORIES=<n>` runs more.
@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{Pop, Popped, Road, TestBroker};
+use crate::harness::{PATIENCE, Pop, Popped, Road, TestBroker, eventually};
 
 const ROADS: [Road; 3] = [Road::Fused, Road::RegistryOnly, Road::ResolutionOnly];
 const PARTITIONS: [&str; 3] = ["a", "b", "c"];
@@ -52,15 +52,45 @@ enum Destination {
 #[derive(Clone, Debug)]
 enum Step {
     Configure(Value),
-    Push { partition: &'static str, ids: Vec<String> },
-    Pop { partition: &'static str, group: &'static str, batch: i64, auto_ack: bool },
-    PopAll { group: &'static str },
-    Ack { group: &'static str, items: Vec<Item> },
-    AckOne { group: &'static str, item: Item },
-    Extend { batch: usize, seconds: i64 },
+    Push {
+        partition: &'static str,
+        ids: Vec<String>,
+    },
+    Pop {
+        partition: &'static str,
+        group: &'static str,
+        batch: i64,
+        auto_ack: bool,
+    },
+    PopAll {
+        group: &'static str,
+    },
+    Ack {
+        group: &'static str,
+        items: Vec<Item>,
+    },
+    AckOne {
+        group: &'static str,
+        item: Item,
+    },
+    Extend {
+        batch: usize,
+        seconds: i64,
+    },
     Expire,
-    Seek { group: &'static str, partition: Option<&'static str>, to: Destination },
-    DeleteGroup { group: &'static str, keep_registration: bool },
+    Seek {
+        group: &'static str,
+        partition: Option<&'static str>,
+        to: Destination,
+    },
+    DeleteGroup {
+        group: &'static str,
+        keep_registration: bool,
+    },
+    /// Time passes, and retention does what it may.
+    Retain {
+        seconds: i32,
+    },
 }
 
 /// One road of one history.
@@ -121,7 +151,20 @@ impl Lane<'_> {
                 let reply = self.broker.try_send(Method::DELETE, &target, None).await.unwrap().expect(200);
                 reply.json()["deletedPartitions"].clone()
             }
+            Step::Retain { seconds } => self.retain(*seconds).await,
         }
+    }
+
+    async fn retain(&self, seconds: i32) -> Value {
+        self.broker.db.age_queue(&self.queue, seconds).await;
+        let sql = "SELECT count(*) FROM queen.retention_queues r JOIN queen.queues q ON q.id = r.queue_id
+                    WHERE q.name = $1 AND r.check_at <= clock_timestamp()";
+        eventually(PATIENCE, async || {
+            let due: i64 = sqlx::query_scalar(sql).bind(&self.queue).fetch_one(&self.broker.db.pool).await.unwrap();
+            due == 0
+        })
+        .await;
+        Value::Null
     }
 
     async fn pop(&mut self, pop: Pop) -> Value {
@@ -157,10 +200,11 @@ impl Lane<'_> {
         json!(done.rows_affected())
     }
 
-    /// The rows of the queue: cursors by (partition, group), and dead letters.
+    /// The rows of the queue: cursors by (partition, group), bounds of the log, and dead letters.
     async fn rows(&self) -> BTreeMap<String, Value> {
         let mut rows = BTreeMap::new();
         for partition in PARTITIONS {
+            rows.insert(format!("log {partition}"), json!(self.broker.db.log_bounds(&self.queue, partition).await));
             for group in GROUPS {
                 let Some(cursor) = self.broker.db.find_cursor(&self.queue, partition, group).await else { continue };
                 let worker = self.batches.iter().position(|b| cursor.worker.as_ref() == Some(&b.lease_id));
@@ -205,7 +249,7 @@ fn draw(rng: &mut StdRng, batches: &[Popped], fresh: &mut usize, is_calm: &mut b
     let at = if rng.random_ratio(3, 4) { full[full.len() - 1] } else { full[rng.random_range(0..full.len())] };
     let owner: &'static str = GROUPS.into_iter().find(|g| *g == batches[at].consumer_group).unwrap_or(group);
     match step {
-        50..88 => {
+        50..84 => {
             let mut items = items_of(rng, batches, at);
             if rng.random_ratio(1, 6) {
                 let other = full[rng.random_range(0..full.len())];
@@ -220,6 +264,8 @@ fn draw(rng: &mut StdRng, batches: &[Popped], fresh: &mut usize, is_calm: &mut b
                 _ => Step::Ack { group, items },
             }
         }
+        // Windows are 900 seconds and more: what is due is so by hundreds of seconds, on every road.
+        84..88 => Step::Retain { seconds: 400 },
         88..91 => Step::Extend { batch: at, seconds: 900 },
         91..94 => {
             *is_calm = false;
@@ -275,7 +321,10 @@ async fn run(brokers: &[TestBroker], seed: u64) {
     let mut lanes: Vec<Lane> = brokers.iter().map(lane).collect();
     let window = if rng.random_bool(0.5) { 0 } else { 3600 };
     let options = json!({ "retryLimit": rng.random_range(0..4), "dedupWindowSeconds": window, "deadLetterQueue": rng.random_bool(0.8),
-        "dlqAfterMaxRetries": false });
+        "dlqAfterMaxRetries": false, "retentionEnabled": rng.random_bool(0.5),
+        "retentionSeconds": if rng.random_bool(0.3) { 1500 } else { 0 },
+        "completedRetentionSeconds": if rng.random_bool(0.5) { 1000 } else { 0 },
+        "maxWaitTimeSeconds": if rng.random_bool(0.3) { 1000 } else { 0 } });
     let (mut fresh, mut is_calm) = (0, true);
     let mut story = Vec::new();
     let mut before: BTreeMap<String, Value> = BTreeMap::new();
@@ -300,7 +349,7 @@ async fn run(brokers: &[TestBroker], seed: u64) {
             );
         }
         if !matches!(step, Step::Seek { .. }) {
-            for (key, row) in rows[0].iter().filter(|(key, _)| !key.starts_with("dead ")) {
+            for (key, row) in rows[0].iter().filter(|(key, _)| key.contains('/') && !key.starts_with("dead ")) {
                 let was = before.get(key).map_or(-1, |row| row[0].as_i64().unwrap());
                 assert!(
                     row[0].as_i64().unwrap() >= was,
@@ -324,7 +373,7 @@ async fn every_road_tells_the_same_story() {
         }
     };
     println!("seeds {seeds:?}");
-    let brokers = join_all(ROADS.map(TestBroker::on)).await;
+    let brokers = join_all(ROADS.map(TestBroker::sweeping)).await;
     for some in seeds.chunks(8) {
         join_all(some.iter().map(|seed| run(&brokers, *seed))).await;
     }

@@ -23,6 +23,7 @@ mod order;
 mod pop;
 mod push;
 mod queue;
+mod retention;
 mod schema;
 mod several_brokers;
 mod tls;

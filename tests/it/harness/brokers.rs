@@ -127,6 +127,18 @@ impl TestBroker {
         TestBroker { broker, db }
     }
 
+    /// With settings of its own.
+    pub async fn tuned(road: Road, set: impl FnOnce(&mut regent::config::Config)) -> TestBroker {
+        let db = Database::migrated().await;
+        let broker = Broker::launch(&db.url, road, set).await;
+        TestBroker { broker, db }
+    }
+
+    /// With a retention that looks around all the time.
+    pub async fn sweeping(road: Road) -> TestBroker {
+        TestBroker::tuned(road, |config| config.retention.interval_ms = 40).await
+    }
+
     /// With short timeouts.
     pub async fn impatient(road: Road) -> TestBroker {
         let db = Database::migrated().await;
@@ -145,6 +157,17 @@ impl TestBroker {
     /// One more broker on the same database.
     pub async fn another(&self) -> Broker {
         Broker::start(&self.db.url, Road::Fused).await
+    }
+
+    /// Stops the broker; its database stays.
+    pub async fn stop_keeping_the_database(self) -> Database {
+        self.broker.stop().await;
+        self.db
+    }
+
+    /// One more broker on the same database, with settings of its own.
+    pub async fn another_tuned(&self, set: impl FnOnce(&mut regent::config::Config)) -> Broker {
+        Broker::launch(&self.db.url, Road::Fused, set).await
     }
 
     /// Stops the broker and starts a new one on the same database.

@@ -102,11 +102,11 @@ impl Database {
     }
 
     /// Rows per table of the schema: equal before and after means that nothing was written. Without what
-    /// brokers write by themselves: heartbeats, statistics.
+    /// brokers write by themselves: heartbeats, statistics, leases of background work.
     pub async fn row_counts(&self) -> BTreeMap<String, i64> {
         let tables: Vec<String> = sqlx::query_scalar(
             "SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen' AND tablename <> ALL
-                ('{brokers,stats,turns,queue_minutes,broker_minutes,lifetime}')",
+                ('{brokers,stats,turns,queue_minutes,broker_minutes,lifetime,loop_leases}')",
         )
         .fetch_all(&self.pool)
         .await
@@ -132,9 +132,50 @@ impl Database {
         for sql in [
             "UPDATE queen.log_segments SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE queen.log_txns SET created_at = created_at - make_interval(secs => $1)",
+            "UPDATE queen.log_ages SET oldest_at = oldest_at - make_interval(secs => $1)",
         ] {
             sqlx::query(sql).bind(f64::from(seconds)).execute(&self.pool).await.unwrap();
         }
+        // What was found not to be due yet may be due now.
+        self.execute("UPDATE queen.retention_queues SET check_at = clock_timestamp()").await;
+    }
+
+    /// The same for one queue, in one transaction.
+    pub async fn age_queue(&self, queue: &str, seconds: i32) {
+        let mut tx = self.pool.begin().await.unwrap();
+        let lock = "SELECT p.id FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1
+                     ORDER BY p.id FOR NO KEY UPDATE OF p";
+        sqlx::query(lock).bind(queue).execute(&mut *tx).await.unwrap();
+        let of_it = "FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+             WHERE q.name = $1 AND x.partition_id = p.id";
+        for (table, column) in [("log_segments", "created_at"), ("log_txns", "created_at"), ("log_ages", "oldest_at")] {
+            let sql = format!("UPDATE queen.{table} x SET {column} = {column} - make_interval(secs => $2) {of_it}")
+                .replace("SET created_at = created_at", "SET created_at = x.created_at");
+            sqlx::query(AssertSqlSafe(sql)).bind(queue).bind(f64::from(seconds)).execute(&mut *tx).await.unwrap();
+        }
+        let due = "UPDATE queen.retention_queues r SET check_at = clock_timestamp() FROM queen.queues q
+                    WHERE q.id = r.queue_id AND q.name = $1";
+        sqlx::query(due).bind(queue).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// Whether retention has looked at every queue since the last change of options or ages.
+    pub async fn is_swept(&self) -> bool {
+        let sql = "SELECT count(*) FROM queen.retention_queues WHERE check_at <= clock_timestamp()";
+        sqlx::query_scalar::<_, i64>(sql).fetch_one(&self.pool).await.unwrap() == 0
+    }
+
+    /// Where the log of a partition starts, where its hashes start, and its last offset.
+    pub async fn log_bounds(&self, queue: &str, partition: &str) -> Option<(i64, i64, i64)> {
+        sqlx::query_as(
+            "SELECT p.log_start, p.txns_start, p.last_offset
+               FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1 AND p.name = $2",
+        )
+        .bind(queue)
+        .bind(partition)
+        .fetch_optional(&self.pool)
+        .await
+        .unwrap()
     }
 
     /// Deadlocks of this database since the server started.
