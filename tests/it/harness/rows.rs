@@ -129,13 +129,18 @@ impl Database {
 
     /// Makes everything pushed so far `seconds` older.
     pub async fn age(&self, seconds: i32) {
+        let mut tx = self.pool.begin().await.unwrap();
+        // In the order of everybody else.
+        let lock = "SELECT id FROM queen.log_partitions ORDER BY id FOR NO KEY UPDATE";
+        sqlx::query(lock).execute(&mut *tx).await.unwrap();
         for sql in [
             "UPDATE queen.log_segments SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE queen.log_txns SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE queen.log_ages SET oldest_at = oldest_at - make_interval(secs => $1)",
         ] {
-            sqlx::query(sql).bind(f64::from(seconds)).execute(&self.pool).await.unwrap();
+            sqlx::query(sql).bind(f64::from(seconds)).execute(&mut *tx).await.unwrap();
         }
+        tx.commit().await.unwrap();
         // What was found not to be due yet may be due now.
         self.execute("UPDATE queen.retention_queues SET check_at = clock_timestamp()").await;
     }
