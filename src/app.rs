@@ -1,5 +1,7 @@
 //! Composition root: pools, domain, router; start order and drain order. The only file that sees all layers.
 
+mod settings;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,18 +14,16 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::broker::Broker;
-use crate::broker::ack::AckSettings;
 use crate::broker::error::BrokerError;
-use crate::broker::retention::RetentionSettings;
-use crate::broker::settings::{BrokerSettings, DefaultSubscription, StatisticsSettings};
-use crate::broker::transaction::TransactionSettings;
-use crate::config::{Config, PostgresConfig, SubscriptionMode};
+use crate::broker::settings::BrokerSettings;
+use crate::config::{Config, PostgresConfig};
 use crate::http::{self, state::AppState};
 use crate::metrics::Kind;
 use crate::shutdown::{Shutdown, Supervisor, count_pass};
 use crate::store::migrate::{self, SchemaError};
 use crate::store::tls::TlsSettings;
 use crate::store::{Store, StoreError};
+use settings::broker_settings;
 
 /// Pause between two tries to reach a database that was away at boot.
 const DATABASE_RETRY: Duration = Duration::from_millis(500);
@@ -410,84 +410,6 @@ fn with_tls(options: PgConnectOptions, postgres: &PostgresConfig) -> PgConnectOp
         tracing::warn!("PG_SSL_REJECT_UNAUTHORIZED=false has no effect beside PG_SSL_ROOT_CERT");
     }
     options
-}
-
-fn broker_settings(config: &Config) -> BrokerSettings {
-    BrokerSettings {
-        name: config.server_id.clone(),
-        push_shards: config.push.fusion_shards,
-        push_groups_max: config.push.fusion_queue_max,
-        push_bytes_max: config.push.fusion_bytes_max,
-        push_inflight_bytes_max: config.limits.request_bytes_max(),
-        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() / 8 * 7 } else { 0 },
-        zstd_level: i32::from(config.push.zstd_level),
-        pop_claims_max: config.postgres.claim_pool_size as usize,
-        pop_waiting_max: config.limits.requests_waiting_max,
-        long_polls_max: config.pop.long_polls_max,
-        pop_timeout_default: Duration::from_millis(config.pop.timeout_ms_default),
-        subscription_default: match config.pop.subscription_mode_default {
-            SubscriptionMode::New => DefaultSubscription::New,
-            SubscriptionMode::All => DefaultSubscription::All,
-        },
-        ack: ack_settings(config),
-        statistics: statistics_settings(config),
-        transaction: transaction_settings(config),
-        retention: retention_settings(config),
-        encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
-    }
-}
-
-fn statistics_settings(config: &Config) -> StatisticsSettings {
-    let set = &config.statistics;
-    StatisticsSettings {
-        interval: Duration::from_millis(set.stats_interval_ms),
-        sizes_interval: Duration::from_millis(set.retained_bytes_interval_ms),
-        flush_interval: Duration::from_millis(set.metrics_flush_ms),
-        keep: Duration::from_secs(u64::from(set.metrics_retention_days) * 86_400),
-        queues_max: set.metrics_queues_max,
-        safe_floor_ms: set.safe_floor_ms,
-    }
-}
-
-fn retention_settings(config: &Config) -> RetentionSettings {
-    let set = &config.retention;
-    let days = |days: u32| Duration::from_secs(u64::from(days) * 86_400);
-    RetentionSettings {
-        interval: Duration::from_millis(set.interval_ms),
-        batch_size: set.batch_size,
-        parallelism: usize::from(set.parallelism),
-        due_max: set.due_max(),
-        safety_walk: (set.safety_walk_ms > 0).then(|| Duration::from_millis(set.safety_walk_ms)),
-        partition_age: set.partition_cleanup.then(|| days(set.partition_cleanup_days)),
-        history_days: config.statistics.metrics_retention_days,
-    }
-}
-
-fn ack_settings(config: &Config) -> AckSettings {
-    AckSettings {
-        registry: config.fusion.ack_registry,
-        fusion: config.fusion.ack_fusion,
-        registry_bytes_max: config.fusion.ack_registry_bytes_max(),
-        shards: config.fusion.ack_fusion_shards,
-        rows_max: config.fusion.ack_fusion_rows_max,
-        bytes_max: config.fusion.ack_fusion_bytes_max,
-        queue_rows_max: config.fusion.ack_fusion_queue_max,
-        checkout_timeout: Duration::from_millis(config.postgres.pool_checkout_timeout_ms),
-        // The server cancels before; this is for one that never answers.
-        flush_timeout: Duration::from_millis(config.postgres.statement_timeout_ms.saturating_add(5_000)),
-        ..AckSettings::default()
-    }
-}
-
-fn transaction_settings(config: &Config) -> TransactionSettings {
-    let fused = config.transaction.fusion;
-    TransactionSettings {
-        lanes: if fused { config.transaction.lanes } else { TransactionSettings::UNFUSED_LANES },
-        bundles_max: if fused { config.transaction.bundles_max } else { 1 },
-        bytes_max: config.push.fusion_bytes_max,
-        waiting_max: config.limits.requests_waiting_max,
-        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() / 8 } else { 0 },
-    }
 }
 
 /// One recorder per process, whoever starts first.

@@ -106,7 +106,7 @@ impl Database {
     pub async fn row_counts(&self) -> BTreeMap<String, i64> {
         let tables: Vec<String> = sqlx::query_scalar(
             "SELECT tablename::text FROM pg_tables WHERE schemaname = 'queen' AND tablename <> ALL
-                ('{brokers,stats,turns,queue_minutes,broker_minutes,lifetime,loop_leases}')",
+                ('{brokers,stats,turns,queue_minutes,broker_minutes,lifetime,loop_leases,retention_queues,empty_partitions}')",
         )
         .fetch_all(&self.pool)
         .await
