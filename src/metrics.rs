@@ -180,6 +180,8 @@ pub const DEDUP_READS: &[&str] = &["window", "from_offset", "candidates", "ambig
 pub const POP_SCOPES: &[&str] = &["queue", "partition", "labels"];
 /// How a pop ended.
 pub const POP_RESULTS: &[&str] = &["messages", "empty", "error"];
+/// Where the segments of a claimed span came from.
+pub const SPAN_SOURCES: &[&str] = &["memory", "database"];
 /// What a claim found in one candidate partition.
 pub const CLAIM_OUTCOMES: &[&str] = &["claimed", "empty", "not_yet", "left_over", "gone", "unmet", "emptied"];
 /// Whether a delivery is the first of its message to its group.
@@ -372,10 +374,13 @@ metrics! {
     POPS = Counter "regent_pops_total" ["scope" POP_SCOPES, "result" POP_RESULTS], "Pops by scope and by how they ended.";
     POP_DELIVERIES = Counter "regent_pop_deliveries_total" ["attempt" ATTEMPTS], "Delivered messages: first delivery, or again.";
     POP_DELIVERY_AGE = Histogram(AGE_SECONDS) "regent_pop_delivery_age_seconds", "Age of the oldest message of each delivered partition; the broker's clock against the database's.";
-    POP_CLAIM_SECONDS = Histogram(SECONDS) "regent_pop_claim_seconds", "Time of one claim, new cursors included.";
-    POP_CLAIM_WAIT_SECONDS = Histogram(SECONDS) "regent_pop_claim_wait_seconds", "Time that a pop waited for its turn to claim, if it had to.";
+    POP_CLAIM_SECONDS = Histogram(SECONDS) "regent_pop_claim_seconds", "Time from a claim to its outcome, its wait for the statement and new cursors included.";
+    POP_CLAIM_WAIT_SECONDS = Histogram(SECONDS) "regent_pop_claim_wait_seconds", "Time that an autoAck pop waited for its turn to claim, if it had to.";
     POP_CLAIMS = Counter "regent_pop_claims_total" ["outcome" CLAIM_OUTCOMES], "Candidate partitions of claims by what was found.";
-    POP_CLAIMING = Gauge "regent_pop_claiming", "Pops that have their turn to claim and read.";
+    POP_CLAIM_FLUSH_POPS = Histogram(COUNTS) "regent_pop_claim_flush_pops", "Pops that shared one claim statement.";
+    POP_SPANS_READ = Counter "regent_pop_spans_read_total" ["from" SPAN_SOURCES], "Claimed spans by where their segments came from.";
+    SEGMENT_CACHE_BYTES = Gauge "regent_segment_cache_bytes", "Memory of the newest segments.";
+    POP_CLAIMING = Gauge "regent_pop_claiming", "autoAck pops that have their turn to claim and read.";
     POP_WAITING = Gauge "regent_pop_waiting", "Pops that wait for their turn to claim.";
     PARTITIONS_SEEDED = Counter "regent_ready_partitions_walked_total", "Partitions that the walk of a newly popped group looked at.";
     READY_ENTRIES = Gauge "regent_ready_entries", "Partitions in the ready index, once per group.";

@@ -18,6 +18,8 @@ pub(super) fn broker_settings(config: &Config) -> BrokerSettings {
         push_inflight_bytes_max: config.limits.request_bytes_max(),
         dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() / 8 * 7 } else { 0 },
         zstd_level: i32::from(config.push.zstd_level),
+        pop_workers: config.pop.pop_workers,
+        segment_cache_bytes_max: config.pop.segment_cache_bytes_max(),
         pop_claims_max: config.postgres.claim_pool_size as usize,
         pop_waiting_max: config.limits.requests_waiting_max,
         long_polls_max: config.pop.long_polls_max,

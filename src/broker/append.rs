@@ -4,14 +4,27 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+
 use super::dedup::{DedupMemory, Refresh};
 use super::meter::meter;
 use super::push::Packed;
-use super::segment;
+use super::segment::{self, Frames};
+use super::segment_cache::{OpenSegment, SegmentCache};
 use crate::ids::{Offset, PartitionId, TransactionHash};
 use crate::store::messages::{AppendTx, NewSegment, Opening, StoredHashes};
 use crate::store::partitions::{LockedPartition, PartitionKey};
 use crate::store::{Store, StoreResult};
+
+/// How segments are made, and where the newest are kept.
+#[derive(Clone, Debug)]
+pub struct Writing {
+    /// zstd level.
+    pub zstd_level: i32,
+    /// Takes what was committed.
+    pub cache: SegmentCache,
+}
 
 /// What a flush wants to store in one partition, as far as deduplication is concerned.
 #[derive(Debug)]
@@ -118,12 +131,26 @@ fn add_known(known: &mut Known, rows: Vec<StoredHashes>) {
     }
 }
 
-/// Takes what was committed into the memory. Only then: what a failed flush may have stored shows as offsets above what
-/// the memory covers.
-pub fn remember(memory: &mut DedupMemory, segments: &[NewSegment]) {
+/// Takes what was committed into the memories. Only then: what a failed flush may have stored shows as offsets above what
+/// the deduplication memory covers.
+pub fn remember(
+    memory: &mut DedupMemory,
+    cache: &SegmentCache,
+    segments: &[NewSegment],
+    stamps: &HashMap<PartitionId, DateTime<Utc>>,
+) {
     let now = Instant::now();
     for segment in segments {
         memory.add(segment.partition, segment.base_offset, &segment.hashes, now);
+        if let Some(created_at) = stamps.get(&segment.partition) {
+            cache.add(OpenSegment {
+                partition: segment.partition,
+                base_offset: segment.base_offset,
+                message_count: segment.hashes.len(),
+                created_at: *created_at,
+                frames: Frames::of_body(segment.body.clone()),
+            });
+        }
     }
     memory.trim(now);
 }
@@ -151,6 +178,7 @@ impl Segments {
             base_offset: offset,
             hashes: Vec::new(),
             payload_bytes: 0,
+            body: Bytes::new(),
             frames: Vec::new(),
         });
         self.body.extend_from_slice(packed.frame(index));
@@ -170,8 +198,8 @@ impl Segments {
     fn close(&mut self) {
         if let Some(mut segment) = self.open.take() {
             segment.frames = segment::seal(&self.body, self.zstd_level);
+            segment.body = std::mem::take(&mut self.body).into();
             self.done.push(segment);
-            self.body.clear();
         }
     }
 }

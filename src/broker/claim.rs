@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::claim_fusion::{self, Claim, ClaimFusion};
 use super::error::BrokerResult;
 use super::meter::meter;
 use super::queue::Queue;
 use super::ready::{ReadyGroup, ReadyIndex, Taken};
 use super::ready_group::Verdict;
 use crate::ids::{GroupId, LeaseId, PartitionId};
-use crate::store::cursors::{AutoAckTx, ClaimOutcome, ClaimRequest, Claimed};
+use crate::store::Store;
+use crate::store::claims::{ClaimOutcome, ClaimOutcomes, Claimed};
+use crate::store::cursors::AutoAckTx;
 use crate::store::groups::StartAt;
-use crate::store::{Store, StoreResult};
 
 /// Most candidates in one claim statement.
 const CANDIDATES_MAX: i64 = 64;
@@ -79,6 +81,8 @@ impl Claims<'_> {
 pub struct Claimer<'a> {
     /// The store.
     pub store: &'a Store,
+    /// Claims of leasing pops.
+    pub fusion: &'a ClaimFusion,
     /// The ready index.
     pub ready: &'a ReadyIndex,
     /// Whether other brokers work on this database.
@@ -163,8 +167,7 @@ impl<'a> Claimer<'a> {
         Ok(wait)
     }
 
-    /// One claim statement; partitions that the group meets for the first time get their cursor and a second one. What is
-    /// unmet even then has no group to meet.
+    /// Tries the partitions, giving the group cursors where it has none yet. What is unmet even then has no group to meet.
     async fn claim(
         &self,
         queue: &Queue,
@@ -172,65 +175,31 @@ impl<'a> Claimer<'a> {
         partitions: &[PartitionId],
         budget: Budget,
         auto: &mut Option<AutoAckTx>,
-    ) -> BrokerResult<Vec<(PartitionId, ClaimOutcome)>> {
-        let started = Instant::now();
-        let mut outcomes = self.send(queue, group, partitions, budget, auto).await?;
-        let emptied: Vec<PartitionId> =
-            outcomes.iter().filter(|(_, o)| *o == ClaimOutcome::Emptied).map(|(p, _)| *p).collect();
-        if !emptied.is_empty() && auto.is_none() {
-            self.store.seal_cursors(group, &emptied).await?;
-        }
-        let mut unmet: Vec<PartitionId> =
-            outcomes.iter().filter(|(_, o)| *o == ClaimOutcome::Unmet).map(|(p, _)| *p).collect();
-        if unmet.is_empty() {
-            meter().claim_seconds.record(started.elapsed().as_secs_f64());
-            return Ok(outcomes);
-        }
-        unmet.sort_unstable();
-        // The creation commits by itself: never inside a transaction that others would have to wait for.
-        self.store.seed_cursors(group, &unmet, self.start).await?;
-        outcomes.retain(|(_, o)| *o != ClaimOutcome::Unmet);
-        let mut left = budget;
-        for (_, outcome) in &outcomes {
-            if let ClaimOutcome::Claimed(claimed, _) = outcome {
-                left.spend(claimed);
-            }
-        }
-        if left.is_spent() {
-            outcomes.extend(unmet.into_iter().map(|p| (p, ClaimOutcome::LeftOver)));
-        } else {
-            outcomes.extend(self.send(queue, group, &unmet, left, auto).await?);
-        }
-        meter().claim_seconds.record(started.elapsed().as_secs_f64());
-        Ok(outcomes)
-    }
-
-    async fn send(
-        &self,
-        queue: &Queue,
-        group: GroupId,
-        partitions: &[PartitionId],
-        budget: Budget,
-        auto: &mut Option<AutoAckTx>,
-    ) -> StoreResult<Vec<(PartitionId, ClaimOutcome)>> {
+    ) -> BrokerResult<ClaimOutcomes> {
         let ids = self.store.ids();
-        let candidates: Vec<(PartitionId, LeaseId)> =
-            partitions.iter().map(|p| (*p, self.shared_worker.unwrap_or_else(|| ids.lease_on(*p)))).collect();
-        let request = ClaimRequest {
+        let claim = Claim {
             group,
-            candidates: &candidates,
+            candidates: partitions
+                .iter()
+                .map(|p| (*p, self.shared_worker.unwrap_or_else(|| ids.lease_on(*p))))
+                .collect(),
             messages_max: budget.messages,
             partitions_max: budget.partitions,
             lease_seconds: self.lease_seconds,
             delay_seconds: queue.options.delayed_processing,
             window_seconds: queue.options.window_buffer,
             window_messages: WINDOW_MESSAGES,
+            start: self.start,
         };
-        let outcomes = match auto {
-            Some(tx) => tx.claim(&request).await,
-            None => self.store.claim(&request).await,
-        }?;
+        let Some(tx) = auto else { return self.fusion.claim(claim).await };
+        let started = Instant::now();
+        let mut outcomes = tx.claim(&claim.request()).await?;
+        if let Some(again) = claim.unmet(&mut outcomes) {
+            claim_fusion::seed(self.store, std::iter::once(&again)).await?;
+            outcomes.extend(tx.claim(&again.request()).await?);
+        }
         meter().claimed(&outcomes);
+        meter().claim_seconds.record(started.elapsed().as_secs_f64());
         Ok(outcomes)
     }
 

@@ -1,14 +1,13 @@
 //! From claimed spans to messages: segments read outside the claim, unpacked, cut to the size limit of an answer.
 
-use std::collections::HashMap;
-
 use chrono::{DateTime, Utc};
 
 use super::claim::ClaimedSpan;
 use super::error::{BrokerError, BrokerResult};
 use super::segment::{Frame, Frames};
+use super::segment_cache::OpenSegment;
 use crate::ids::{LeaseId, Offset, PartitionId, TransactionHash};
-use crate::store::messages::{SegmentRow, Span};
+use crate::store::messages::Span;
 
 /// Payload bytes after which an answer stops; one message is always delivered (`spec/push-pop.md` §9).
 pub const DELIVERY_BYTES_MAX: usize = 64 << 20;
@@ -64,21 +63,17 @@ pub fn spans(claims: &[ClaimedSpan]) -> Vec<Span> {
         .collect()
 }
 
-/// Cuts the segments to the claimed spans. Stops at the size limit; what lies behind it is not delivered.
-pub fn deliver(claims: Vec<ClaimedSpan>, segments: Vec<SegmentRow>) -> BrokerResult<Vec<Delivered>> {
-    let mut by_partition: HashMap<PartitionId, Vec<SegmentRow>> = HashMap::new();
-    for segment in segments {
-        by_partition.entry(segment.partition).or_default().push(segment);
-    }
+/// Cuts the segments of each claim to its span. Stops at the size limit; what lies behind it is not delivered.
+pub fn deliver(claims: Vec<ClaimedSpan>, segments: Vec<Vec<OpenSegment>>) -> BrokerResult<Vec<Delivered>> {
     let mut bytes_left = Some(DELIVERY_BYTES_MAX);
     let mut first = true;
     claims
         .into_iter()
-        .map(|span| {
+        .zip(segments)
+        .map(|(span, segments)| {
             let mut delivered = Delivered { span, runs: Vec::new(), hashes: Vec::new(), end: None };
-            let segments = by_partition.remove(&delivered.span.claimed.partition).unwrap_or_default();
             for segment in segments {
-                if bytes_left.is_none() || !read_run(&mut delivered, &segment, &mut bytes_left, &mut first)? {
+                if bytes_left.is_none() || !read_run(&mut delivered, segment, &mut bytes_left, &mut first)? {
                     break;
                 }
             }
@@ -90,7 +85,7 @@ pub fn deliver(claims: Vec<ClaimedSpan>, segments: Vec<SegmentRow>) -> BrokerRes
 /// Adds the wanted messages of one segment; `false` when the limit cut it.
 fn read_run(
     delivered: &mut Delivered,
-    segment: &SegmentRow,
+    segment: OpenSegment,
     bytes_left: &mut Option<usize>,
     first: &mut bool,
 ) -> BrokerResult<bool> {
@@ -99,7 +94,7 @@ fn read_run(
         let at = format!("partition {} offset {}", segment.partition, segment.base_offset);
         BrokerError::Failed(format!("stored segment does not decode, connection kept: {error} at {at}"))
     };
-    let frames = Frames::open(&segment.frames).map_err(|e| damaged(e.to_string()))?;
+    let frames = segment.frames;
     let skip = usize::try_from(claimed.first.0 - segment.base_offset.0).unwrap_or(0);
     let wanted = usize::try_from(claimed.last.0 - segment.base_offset.0 + 1).unwrap_or(0).saturating_sub(skip);
     let (mut take, mut cut) = (0, false);

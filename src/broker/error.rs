@@ -1,5 +1,7 @@
 //! What can go wrong, in domain words.
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use crate::store::StoreError;
@@ -20,7 +22,7 @@ pub enum BrokerError {
     },
     /// PostgreSQL cannot be reached (503 and `Retry-After`).
     #[error("no database connection")]
-    NoDatabase(#[source] StoreError),
+    NoDatabase(#[source] Arc<StoreError>),
     /// The database has not been reached since this broker started (503 and `Retry-After`).
     #[error("no database connection")]
     NotYet,
@@ -37,6 +39,13 @@ pub enum BrokerError {
 
 impl From<StoreError> for BrokerError {
     fn from(error: StoreError) -> BrokerError {
+        BrokerError::from(Arc::new(error))
+    }
+}
+
+/// The error of a statement that several requests shared.
+impl From<Arc<StoreError>> for BrokerError {
+    fn from(error: Arc<StoreError>) -> BrokerError {
         if error.is_connection() { BrokerError::NoDatabase(error) } else { BrokerError::Failed(error.to_string()) }
     }
 }

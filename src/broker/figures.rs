@@ -22,9 +22,11 @@ pub struct Figures {
     pub transactions_waiting: usize,
     /// Parked long polls.
     pub pops_parked: usize,
-    /// Pops that wait for their turn to claim.
+    /// Memory of the newest segments, in bytes.
+    pub segment_cache_bytes: usize,
+    /// Pops that wait for their turn to claim or to read.
     pub pops_waiting: usize,
-    /// Pops that claim and read.
+    /// `autoAck` pops that claim and read.
     pub pops_claiming: usize,
     /// Partitions in the ready index.
     pub ready_entries: usize,
@@ -54,7 +56,8 @@ impl Broker {
             dedup_bytes: self.push.dedup_bytes(),
             transactions_waiting: self.transactions.lanes().waiting(),
             pops_parked: parking.parked(),
-            pops_waiting: parking.waiting(),
+            segment_cache_bytes: self.pop.reads.cached_bytes(),
+            pops_waiting: parking.waiting() + self.pop.claim_fusion.waiting() + self.pop.reads.waiting(),
             pops_claiming: self.pop.settings.pop_claims_max.saturating_sub(self.pop.claims.available_permits()),
             ready_entries,
             ready_groups,
@@ -76,6 +79,7 @@ impl Figures {
             (names::DEDUP_MEMORY_BYTES, self.dedup_bytes),
             (names::TRANSACTIONS_WAITING, self.transactions_waiting),
             (names::PARKED_LONG_POLLS, self.pops_parked),
+            (names::SEGMENT_CACHE_BYTES, self.segment_cache_bytes),
             (names::POP_WAITING, self.pops_waiting),
             (names::POP_CLAIMING, self.pops_claiming),
             (names::READY_ENTRIES, self.ready_entries),

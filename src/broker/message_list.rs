@@ -305,7 +305,7 @@ impl Broker {
         let (Some(first), Some(last)) = (offsets.iter().min(), offsets.iter().max()) else { return Ok(HashMap::new()) };
         let span = Span { partition, first: *first, last: *last };
         let mut frames = HashMap::new();
-        for segment in self.store.read_segments(&[span], i64::MAX).await? {
+        for segment in self.store.read_segments(&[span], i64::MAX).await?.into_iter().flatten() {
             let open = Frames::open(&segment.frames).map_err(|_| BrokerError::Failed("frame decode failed".into()))?;
             for (nth, frame) in open.iter().enumerate() {
                 let frame = frame.map_err(|_| BrokerError::Failed("frame decode failed".into()))?;
@@ -393,7 +393,7 @@ impl Broker {
                 let nth = packed.chunks_exact(16).rposition(|chunk| chunk == hash.to_bytes());
                 let Some(offset) = nth.map(|nth| Offset(base.0 + nth as i64)) else { continue };
                 let wanted = Span { partition, first: offset, last: offset };
-                let Some(segment) = self.store.read_segments(&[wanted], 0).await?.into_iter().next() else {
+                let Some(segment) = self.store.read_segments(&[wanted], 0).await?.into_iter().flatten().next() else {
                     return Ok(None);
                 };
                 let frame = self.frames_at(partition, &HashSet::from([offset]), &mut { usize::MAX }).await?;

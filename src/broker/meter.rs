@@ -11,7 +11,7 @@ use super::error::BrokerResult;
 use super::pop::{PopAnswer, PopRequest, Scope};
 use super::push::{PushItem, PushResult, PushStatus};
 use crate::metrics as names;
-use crate::store::cursors::ClaimOutcome;
+use crate::store::claims::ClaimOutcome;
 
 static METER: LazyLock<Meter> = LazyLock::new(Meter::new);
 
@@ -68,6 +68,12 @@ pub struct Meter {
     /// Time until a claim's turn.
     pub claim_wait_seconds: Histogram,
     claims: [Counter; 7],
+    /// Pops in one claim statement.
+    pub claim_flush_pops: Histogram,
+    /// Spans delivered without a read of the database.
+    pub spans_read_from_memory: Counter,
+    /// Spans read from PostgreSQL.
+    pub spans_read_from_database: Counter,
     /// Partitions seen by seeding walks.
     pub partitions_walked: Counter,
     /// Calls of the ack routes.
@@ -124,6 +130,9 @@ impl Meter {
             fill_wait_microseconds: counter!(names::POP_FILL_WAIT_MICROSECONDS),
             claim_seconds: histogram!(names::POP_CLAIM_SECONDS),
             claim_wait_seconds: histogram!(names::POP_CLAIM_WAIT_SECONDS),
+            claim_flush_pops: histogram!(names::POP_CLAIM_FLUSH_POPS),
+            spans_read_from_memory: counter!(names::POP_SPANS_READ, "from" => "memory"),
+            spans_read_from_database: counter!(names::POP_SPANS_READ, "from" => "database"),
             claims: ["claimed", "empty", "not_yet", "left_over", "gone", "unmet", "emptied"]
                 .map(|outcome| counter!(names::POP_CLAIMS, "outcome" => outcome)),
             partitions_walked: counter!(names::PARTITIONS_SEEDED),

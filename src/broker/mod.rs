@@ -6,6 +6,8 @@ pub mod activity;
 pub mod append;
 pub mod arbiters;
 pub mod claim;
+pub mod claim_fusion;
+pub mod coalesce;
 pub mod configure;
 pub mod dead_letters;
 pub mod dedup;
@@ -33,12 +35,14 @@ pub mod push;
 pub mod push_flush;
 pub mod push_fusion;
 pub mod queue;
+pub mod reads;
 pub mod ready;
 pub mod ready_group;
 pub mod resolver;
 pub mod retention;
 pub mod retention_report;
 pub mod segment;
+pub mod segment_cache;
 pub mod settings;
 pub mod statistics;
 pub mod traces;
@@ -55,6 +59,8 @@ use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::Store;
 use ack::{AckAnswer, AckItem, AckPipeline};
 use activity::Activity;
+use append::Writing;
+use claim_fusion::ClaimFusion;
 use configure::ConfigureRequest;
 use dead_letters::DeadLetters;
 use encryption::Encryption;
@@ -70,8 +76,10 @@ use pop::{PopAnswer, PopPath, PopRequest};
 use push::{PushItem, PushPath, PushResult};
 use push_fusion::PushFusion;
 use queue::{Queue, QueueDirectory};
+use reads::Reads;
 use ready::ReadyIndex;
 use retention::Retention;
+use segment_cache::SegmentCache;
 use settings::BrokerSettings;
 use statistics::Statistics;
 use transaction::{Bundle, Committed, Refusal, TransactionPath};
@@ -115,6 +123,7 @@ impl Broker {
         let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
         let activity = Arc::<Activity>::default();
         let retention = Retention::new(store.clone(), activity.clone(), settings.retention.clone());
+        let cache = SegmentCache::new(settings.segment_cache_bytes_max);
         let released = {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
@@ -125,7 +134,7 @@ impl Broker {
         let name = settings.name.clone();
         let peers = Peers::new(name, store.clone(), queues.clone(), memory.clone(), parking.clone());
         let group_admin = GroupAdmin::new(store.clone(), memory.clone(), peers.clone());
-        let fusion = PushFusion::start(&store, &ready, &peers, &settings, &stop);
+        let fusion = PushFusion::start(&store, &ready, &peers, &cache, &settings, &stop);
         let dead_letters =
             DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone(), activity.clone());
         let push = PushPath::new(queues.clone(), fusion.clone(), encryption.clone());
@@ -138,7 +147,7 @@ impl Broker {
             ack.clone(),
             activity.clone(),
             settings.transaction.clone(),
-            settings.zstd_level,
+            Writing { zstd_level: settings.zstd_level, cache: cache.clone() },
         );
         let transactions =
             TransactionPath::new(store.clone(), queues.clone(), encryption.clone(), fusion, ack.search(), lanes);
@@ -149,6 +158,8 @@ impl Broker {
             ready: ready.clone(),
             grants: Grants::new(ack.clone()),
             parking,
+            claim_fusion: ClaimFusion::start(&store, &cache, settings.pop_workers, settings.pop_waiting_max, &stop),
+            reads: Reads::start(&store, &cache, settings.pop_workers, settings.pop_waiting_max, &stop),
             claims: Arc::new(Semaphore::new(settings.pop_claims_max)),
             stop,
             settings: Arc::new(settings),

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::claim::{Budget, Claimer, Claims};
+use super::claim_fusion::ClaimFusion;
 use super::delivery::{self, Delivered};
 use super::error::{BrokerError, BrokerResult};
 use super::grants::Grants;
@@ -14,6 +15,7 @@ use super::group::{GroupDirectory, Subscription};
 use super::meter::meter;
 use super::parking::{Parked, Parking};
 use super::queue::{self, Queue, QueueDirectory};
+use super::reads::{self, Reads};
 use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
 use super::ready_group::Release;
 use super::settings::BrokerSettings;
@@ -90,7 +92,11 @@ pub struct PopPath {
     pub grants: Grants,
     /// Bounds of parked and claiming pops.
     pub parking: Parking,
-    /// Claims that run at the same time.
+    /// Claims of leasing pops.
+    pub claim_fusion: ClaimFusion,
+    /// Reads of what was claimed.
+    pub reads: Reads,
+    /// `autoAck` pops that claim at the same time.
     pub claims: Arc<Semaphore>,
     /// Fires when parked pops are to be answered.
     pub stop: CancellationToken,
@@ -117,7 +123,8 @@ const GONE_MAX: usize = 8;
 
 impl PopPath {
     /// Serves one pop; `None` when nothing came before the deadline. Dropping the future (the client hung up) parks,
-    /// claims and leaks nothing; a claim already sent ends by expiry (I15).
+    /// claims and leaks nothing; a claim already sent ends by expiry (I15). What a look needs lives in a box of its own,
+    /// gone while the pop is parked.
     pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
         let deadline = Instant::now() + request.timeout.min(TIMEOUT_MAX);
         let mut create = true;
@@ -160,7 +167,7 @@ impl PopPath {
         deadline: Instant,
     ) -> BrokerResult<Result<PopAnswer, Miss>> {
         for _ in 0..GONE_MAX {
-            match self.attempt(request, create, deadline).await? {
+            match Box::pin(self.attempt(request, create, deadline)).await? {
                 Attempt::Served(answer) => return Ok(Ok(answer)),
                 Attempt::Nothing(miss) => return Ok(Err(miss)),
                 Attempt::FirstContact => {}
@@ -229,7 +236,7 @@ impl PopPath {
         if let ([(group, queue)], true) = (groups.as_slice(), keys.is_empty()) {
             self.wait_for_more(request, queue, group, deadline).await?;
         }
-        let _permit = self.parking.claim_permit(&self.claims).await?;
+        let _permit = self.permit(request).await?;
         let mut budget = Budget { messages: request.batch, partitions: request.partitions };
         let mut auto = self.begin(request).await?;
         let worker = (request.partitions > 1).then(|| self.store.ids().lease_on_many());
@@ -267,7 +274,7 @@ impl PopPath {
             return Ok(Attempt::nothing_but(vec![WakeKey::Known(partition)]));
         };
         let start = request.subscription.start(&request.group, self.settings.subscription_default);
-        let _permit = self.parking.claim_permit(&self.claims).await?;
+        let _permit = self.permit(request).await?;
         let claimer = self.claimer(request, &queue, None, start);
         let mut budget = Budget { messages: request.batch, partitions: 1 };
         let mut auto = self.begin(request).await?;
@@ -286,6 +293,11 @@ impl PopPath {
         }
     }
 
+    /// The turn of an `autoAck` pop, which holds a connection from its claim to its commit.
+    async fn permit(&self, request: &PopRequest) -> BrokerResult<Option<OwnedSemaphorePermit>> {
+        Ok(if request.auto_ack { Some(self.parking.claim_permit(&self.claims).await?) } else { None })
+    }
+
     async fn begin(&self, request: &PopRequest) -> BrokerResult<Option<AutoAckTx>> {
         Ok(if request.auto_ack { Some(self.store.begin_auto_ack().await?) } else { None })
     }
@@ -293,6 +305,7 @@ impl PopPath {
     fn claimer(&self, request: &PopRequest, queue: &Queue, worker: Option<LeaseId>, start: StartAt) -> Claimer<'_> {
         Claimer {
             store: &self.store,
+            fusion: &self.claim_fusion,
             ready: &self.ready,
             has_peers: self.parking.has_peers(),
             shared_worker: worker,
@@ -314,16 +327,21 @@ impl PopPath {
         }
         let spans = delivery::spans(&claims.spans);
         let owned = std::mem::take(&mut claims.spans);
-        let bytes_max = delivery::DELIVERY_BYTES_MAX as i64;
         let mut delivered = match auto {
             None => {
-                let segments = self.store.read_segments(&spans, bytes_max).await?;
+                let segments = self.reads.read(spans).await?;
                 let delivered = delivery::deliver(owned, segments)?;
                 self.shrink_leases(&delivered).await?;
                 delivered
             }
             Some(mut tx) => {
-                let segments = tx.read_segments(&spans, bytes_max).await?;
+                let segments = match self.reads.remembered(&spans) {
+                    Some(segments) => segments,
+                    None => {
+                        let rows = tx.read_segments(&spans, delivery::DELIVERY_BYTES_MAX as i64).await?;
+                        rows.into_iter().map(reads::unpack).collect::<BrokerResult<_>>()?
+                    }
+                };
                 let delivered = delivery::deliver(owned, segments)?;
                 for (group, ends) in by_group(&delivered) {
                     let back: Vec<_> = ends.iter().map(|s| (s.partition, s.end.unwrap_or(s.committed))).collect();

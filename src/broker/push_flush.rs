@@ -10,6 +10,7 @@ use super::meter::meter;
 use super::push::{JobError, JobOutcome, StoredItem};
 use super::push_fusion::PushJob;
 use super::segment::Frames;
+use super::segment_cache::SegmentCache;
 use crate::ids::{Offset, PartitionId, QueueId, TransactionHash};
 use crate::store::messages::{AppendTx, NewSegment, Opening};
 use crate::store::partitions::{LockedPartition, PartitionKey};
@@ -60,6 +61,7 @@ pub fn by_partition(jobs: Vec<PushJob>) -> Vec<PartitionBatch> {
 pub async fn flush(
     store: &Store,
     memory: &mut DedupMemory,
+    cache: &SegmentCache,
     batches: &[PartitionBatch],
     zstd_level: i32,
     look_up: bool,
@@ -100,11 +102,11 @@ pub async fn flush(
         tx.rollback().await?;
         return Ok(Flushed { outcomes, appended: Vec::new() });
     }
-    tx.insert_segments(&segments).await?;
+    let stamps = tx.insert_segments(&segments).await?;
     letters.delete_replaced(&mut tx).await?;
     tx.commit().await?;
     meter().segments.increment(segments.len() as u64);
-    append::remember(memory, &segments);
+    append::remember(memory, cache, &segments, &stamps);
     let mut appended: Vec<Appended> = Vec::new();
     for (partition, plan) in decided.into_iter().flatten() {
         if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {

@@ -18,11 +18,12 @@ use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
 use super::peers::Peers;
 use super::push::{JobError, JobOutcome, Packed};
-use super::push_flush::{self, PartitionBatch};
+use super::push_flush::{self, Flushed, PartitionBatch};
 use super::ready::ReadyIndex;
+use super::segment_cache::SegmentCache;
 use super::settings::BrokerSettings;
-use crate::store::Store;
 use crate::store::partitions::PartitionKey;
+use crate::store::{Store, StoreError, StoreResult};
 
 /// Admission counts in units of this many bytes.
 const ADMISSION_UNIT_BYTES: usize = 1024;
@@ -60,6 +61,7 @@ impl PushFusion {
         store: &Store,
         ready: &ReadyIndex,
         peers: &Peers,
+        cache: &SegmentCache,
         settings: &BrokerSettings,
         stop: &CancellationToken,
     ) -> PushFusion {
@@ -73,6 +75,7 @@ impl PushFusion {
                     store: store.clone(),
                     ready: ready.clone(),
                     peers: peers.clone(),
+                    cache: cache.clone(),
                     groups_max: settings.push_groups_max.max(1),
                     bytes_max: settings.push_bytes_max,
                     zstd_level: settings.zstd_level,
@@ -123,6 +126,7 @@ struct Shard {
     store: Store,
     ready: ReadyIndex,
     peers: Peers,
+    cache: SegmentCache,
     groups_max: usize,
     bytes_max: usize,
     zstd_level: i32,
@@ -207,13 +211,24 @@ impl Shard {
         }
     }
 
+    async fn store_batches(&mut self, partitions: &[PartitionBatch], look_up: bool) -> StoreResult<Flushed> {
+        let flushed =
+            push_flush::flush(&self.store, &mut self.memory, &self.cache, partitions, self.zstd_level, look_up);
+        let flushed = flushed.await;
+        if flushed.as_ref().is_err_and(StoreError::is_connection) {
+            // What comes back may be a standby without the newest commits.
+            self.cache.clear();
+        }
+        flushed
+    }
+
     async fn try_flush(
         &mut self,
         partitions: &[PartitionBatch],
         look_up: bool,
     ) -> Result<Vec<Vec<JobOutcome>>, crate::store::StoreError> {
         let started = std::time::Instant::now();
-        let flushed = push_flush::flush(&self.store, &mut self.memory, partitions, self.zstd_level, look_up).await?;
+        let flushed = self.store_batches(partitions, look_up).await?;
         let jobs = partitions.iter().flat_map(|p| &p.jobs);
         let (groups, messages) = jobs.fold((0, 0), |(groups, messages), job| (groups + 1, messages + job.packed.len()));
         meter().flushed(groups, messages, started.elapsed());

@@ -10,6 +10,7 @@
 
 use std::cell::RefCell;
 
+use bytes::Bytes;
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -135,10 +136,10 @@ fn compress_into(body: &[u8], out: &mut [u8], level: i32) -> Option<usize> {
     })
 }
 
-/// The frames of one stored segment, unpacked once and read in offset order.
+/// The frames of one segment, unpacked once and read in offset order. A cheap clone.
 #[derive(Clone, Debug)]
 pub struct Frames {
-    body: Vec<u8>,
+    body: Bytes,
 }
 
 impl Frames {
@@ -146,7 +147,7 @@ impl Frames {
     pub fn open(stored: &[u8]) -> Result<Frames, FrameError> {
         let [version, codec, body @ ..] = stored else { return Err(FrameError::Torn(0)) };
         match (*version, *codec) {
-            (VERSION, CODEC_PLAIN) => Ok(Frames { body: body.to_vec() }),
+            (VERSION, CODEC_PLAIN) => Ok(Frames { body: Bytes::copy_from_slice(body) }),
             (VERSION, CODEC_ZSTD) => {
                 let size = zstd::zstd_safe::get_frame_content_size(body)
                     .ok()
@@ -156,10 +157,20 @@ impl Frames {
                     .ok_or_else(|| FrameError::Decompress("no content size".into()))?;
                 let body =
                     zstd::bulk::decompress(body, size).map_err(|error| FrameError::Decompress(error.to_string()))?;
-                Ok(Frames { body })
+                Ok(Frames { body: body.into() })
             }
             (version, _) => Err(FrameError::Version(version)),
         }
+    }
+
+    /// The frames of a body that has just been packed.
+    pub fn of_body(body: Bytes) -> Frames {
+        Frames { body }
+    }
+
+    /// Bytes of the body.
+    pub fn bytes(&self) -> usize {
+        self.body.len()
     }
 
     /// The messages in offset order.

@@ -32,7 +32,11 @@ pub struct BrokerSettings {
     pub dedup_bytes_max: usize,
     /// zstd level of segments.
     pub zstd_level: i32,
-    /// Pops that claim at the same time; the others wait.
+    /// Claim statements, and reads of segments, in flight at the same time; each serves every pop that waits.
+    pub pop_workers: usize,
+    /// Memory for the newest segments, unpacked; 0 reads every segment from PostgreSQL.
+    pub segment_cache_bytes_max: usize,
+    /// `autoAck` pops that claim at the same time; the others wait.
     pub pop_claims_max: usize,
     /// Pops that may wait for a claim; past it pops are answered 429.
     pub pop_waiting_max: usize,
@@ -94,6 +98,8 @@ impl Default for BrokerSettings {
             push_inflight_bytes_max: 256 << 20,
             dedup_bytes_max: 512 << 20,
             zstd_level: 1,
+            pop_workers: 2,
+            segment_cache_bytes_max: 64 << 20,
             pop_claims_max: 32,
             pop_waiting_max: 20_000,
             long_polls_max: 200_000,

@@ -117,7 +117,7 @@ impl TransactionPath {
                 match verdict {
                     Verdict::Committed(parts) => return Ok(Ok(committed(bundle, &minted, &job, parts))),
                     Verdict::Refused(refusal) => return Ok(Err(refusal)),
-                    Verdict::NoDatabase => return Err(BrokerError::NoDatabase(StoreError::no_answer("transaction"))),
+                    Verdict::NoDatabase => return Err(StoreError::no_answer("transaction").into()),
                     Verdict::Unknown => return Err(BrokerError::OutcomeUnknown),
                     Verdict::QueueGone => break,
                     Verdict::Search(parts) => {
@@ -237,7 +237,7 @@ impl TransactionPath {
 
 fn failed(error: StoreError) -> BrokerResult<Result<Committed, Refusal>> {
     if error.is_connection() {
-        return Err(BrokerError::NoDatabase(error));
+        return Err(error.into());
     }
     Ok(Err(Refusal::Database(error.message().into())))
 }

@@ -41,8 +41,14 @@ const ALIASES: &[(&str, &[&str])] = &[
 ];
 
 /// Numbers for which zero has a meaning.
-const ZERO_ALLOWED: &[&str] =
-    &["PORT", "PG_PORT", "REGENT_DRAIN_MS_MAX", "QUEEN_RETENTION_DUE_CAP", "QUEEN_RETENTION_SAFETY_WALK_MS"];
+const ZERO_ALLOWED: &[&str] = &[
+    "PORT",
+    "PG_PORT",
+    "REGENT_DRAIN_MS_MAX",
+    "REGENT_SEGMENT_CACHE_MB",
+    "QUEEN_RETENTION_DUE_CAP",
+    "QUEEN_RETENTION_SAFETY_WALK_MS",
+];
 
 /// Documented variables that this broker accepts and does not need, by prefix or whole name.
 const WITHOUT_EFFECT: &[&str] = &[

@@ -34,6 +34,26 @@ pub struct PopConfig {
     pub timeout_ms_default: u64,
 
     /// Most pops that wait at once; the next is answered with 429
-    #[arg(long, env = "REGENT_LONG_POLLS_MAX", value_name = "N", default_value_t = 20_000)]
+    #[arg(long, env = "REGENT_LONG_POLLS_MAX", value_name = "N", default_value_t = 200_000)]
     pub long_polls_max: usize,
+
+    /// Claim statements, and segment reads, in flight at once; each serves every pop that waits. One per core by default, at
+    /// least 2 and at most 8
+    #[arg(long, env = "REGENT_POP_WORKERS", value_name = "N", default_value_t = workers_default())]
+    pub pop_workers: usize,
+
+    /// Memory for the newest segments, in MiB: a consumer that keeps up reads nothing from the database
+    #[arg(long = "segment-cache-mb", env = "REGENT_SEGMENT_CACHE_MB", value_name = "MIB", default_value_t = 64)]
+    pub segment_cache_mib_max: usize,
+}
+
+impl PopConfig {
+    /// Memory for the newest segments, in bytes.
+    pub fn segment_cache_bytes_max(&self) -> usize {
+        self.segment_cache_mib_max.saturating_mul(1024 * 1024)
+    }
+}
+
+fn workers_default() -> usize {
+    std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8))
 }

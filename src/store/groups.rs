@@ -109,32 +109,67 @@ impl Store {
         self.find_group(queue, name).await
     }
 
-    /// Makes the cursors that the group lacks on these partitions (sorted), placed by its registration or, for a group
-    /// that has none, by `fallback`. Existing cursors stay. Commits asynchronously: a push answered later flushes it too, so a
-    /// cursor lost in a crash had nothing above it. A group that has been deleted gets none: its row is locked, after the
-    /// partitions, so that no cursor outlives it.
-    pub async fn seed_cursors(&self, group: GroupId, partitions: &[PartitionId], fallback: StartAt) -> StoreResult<()> {
-        let ids: Vec<i64> = partitions.iter().map(|p| p.0).collect();
-        let (mode, at) = match fallback {
+    /// Makes the cursors that groups lack on partitions, each placed by the group's registration or, for a group that
+    /// has none, by the given fallback. Existing cursors stay. Commits asynchronously: a push answered later flushes it
+    /// too, so a cursor lost in a crash had nothing above it. A group that has been deleted gets none: its row is locked,
+    /// after the partitions, so that no cursor outlives it.
+    pub async fn seed_cursors(&self, unmet: &[(GroupId, PartitionId, StartAt)]) -> StoreResult<()> {
+        let groups: Vec<i32> = unmet.iter().map(|(group, ..)| group.0).collect();
+        let partitions: Vec<i64> = unmet.iter().map(|(_, partition, _)| partition.0).collect();
+        let fallback = |start: &StartAt| match start {
             StartAt::Beginning => ("all", None),
             StartAt::End => ("end", None),
-            StartAt::Timestamp(at) => ("timestamp", Some(at)),
+            StartAt::Timestamp(at) => ("timestamp", Some(*at)),
         };
+        let (modes, instants): (Vec<&str>, Vec<Option<DateTime<Utc>>>) =
+            unmet.iter().map(|(.., start)| fallback(start)).unzip();
         sqlx::query(concat!(
-            "WITH p AS MATERIALIZED (SELECT * FROM queen.log_partitions WHERE id = ANY($2) ORDER BY id FOR KEY SHARE), \
-             g AS MATERIALIZED (SELECT * FROM queen.consumer_groups WHERE id = $1 AND (SELECT count(*) FROM p) > 0 \
-               FOR KEY SHARE) \
+            "WITH p AS MATERIALIZED ( \
+               SELECT u.group_id, u.mode, u.instant, p.id, p.log_start, p.last_offset \
+               FROM unnest($1::int[], $2::bigint[], $3::text[], $4::timestamptz[]) \
+                 AS u (group_id, partition_id, mode, instant) \
+               JOIN queen.log_partitions p ON p.id = u.partition_id ORDER BY p.id FOR KEY SHARE OF p), \
+             kept AS MATERIALIZED ( \
+               SELECT id FROM queen.consumer_groups \
+               WHERE id = ANY (ARRAY (SELECT DISTINCT group_id FROM p)) ORDER BY id FOR KEY SHARE) \
              INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
              SELECT p.id, g.id, ",
-            start_of!("coalesce(g.mode, $3)", "coalesce(g.subscribed_at, $4)"),
-            " FROM p CROSS JOIN g ORDER BY p.id ON CONFLICT (partition_id, group_id) DO NOTHING"
+            start_of!("coalesce(g.mode, p.mode)", "coalesce(g.subscribed_at, p.instant)"),
+            " FROM p JOIN queen.consumer_groups g ON g.id = p.group_id \
+             WHERE g.id = ANY (ARRAY (SELECT id FROM kept)) \
+             ORDER BY p.id, g.id ON CONFLICT (partition_id, group_id) DO NOTHING"
         ))
-        .bind(group.0)
-        .bind(ids)
-        .bind(mode)
-        .bind(at)
+        .bind(groups)
+        .bind(partitions)
+        .bind(modes)
+        .bind(instants)
         .execute(&self.claims)
         .timed("seeding cursors")
+        .await?;
+        Ok(())
+    }
+
+    /// Moves cursors of partitions that retention has emptied to their ends, so that they stop looking pending
+    /// (`spec/push-pop.md` §7.5 no. 4). A live lease keeps its cursor.
+    pub async fn seal_cursors(&self, emptied: &[(GroupId, PartitionId)]) -> StoreResult<()> {
+        let (groups, partitions): (Vec<i32>, Vec<i64>) = emptied.iter().map(|(g, p)| (g.0, p.0)).unzip();
+        sqlx::query(
+            "WITH emptied AS MATERIALIZED ( \
+               SELECT c.partition_id, c.group_id, p.last_offset \
+               FROM unnest($1::int[], $2::bigint[]) AS u (group_id, partition_id) \
+               JOIN queen.log_partitions p ON p.id = u.partition_id \
+               JOIN queen.log_consumers c ON c.partition_id = u.partition_id AND c.group_id = u.group_id \
+               WHERE p.log_start > p.last_offset AND c.committed < p.last_offset \
+                 AND (c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()) \
+               ORDER BY c.partition_id, c.group_id FOR NO KEY UPDATE OF c SKIP LOCKED) \
+             UPDATE queen.log_consumers c SET committed = e.last_offset, worker_id = NULL, batch_end = NULL, \
+               lease_expires_at = NULL \
+             FROM emptied e WHERE c.partition_id = e.partition_id AND c.group_id = e.group_id",
+        )
+        .bind(groups)
+        .bind(partitions)
+        .execute(&self.pool)
+        .timed("sealing cursors")
         .await?;
         Ok(())
     }

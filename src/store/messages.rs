@@ -1,5 +1,8 @@
 //! Segments and their hashes: appended by pushes, read by pops.
 
+use std::collections::HashMap;
+
+use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{Postgres, Row, Transaction};
@@ -21,6 +24,8 @@ pub struct NewSegment {
     pub hashes: Vec<TransactionHash>,
     /// Payload bytes before packing.
     pub payload_bytes: usize,
+    /// The frames before sealing, for whoever keeps the newest segments in memory.
+    pub body: Bytes,
     /// The sealed frames.
     pub frames: Vec<u8>,
 }
@@ -111,9 +116,9 @@ impl Store {
         Ok(AppendTx { tx, xid: None, opening, unlisted: Vec::new() })
     }
 
-    /// The segments that cover the spans, by partition and offset. Stops once `bytes_max` payload bytes of a partition
-    /// are covered, but always answers the first segment of each span.
-    pub async fn read_segments(&self, spans: &[Span], bytes_max: i64) -> StoreResult<Vec<SegmentRow>> {
+    /// The segments that cover each span, by offset. Stops once `bytes_max` payload bytes of a span are covered, but
+    /// always answers its first segment.
+    pub async fn read_segments(&self, spans: &[Span], bytes_max: i64) -> StoreResult<Vec<Vec<SegmentRow>>> {
         read_segments(&self.pool, spans, bytes_max).await
     }
 }
@@ -183,14 +188,17 @@ impl AppendTx {
     /// The segment that covers an offset, if it is still stored.
     pub async fn segment_at(&mut self, partition: PartitionId, offset: Offset) -> StoreResult<Option<SegmentRow>> {
         let span = Span { partition, first: offset, last: offset };
-        Ok(read_segments(&mut *self.tx, &[span], 0).await?.into_iter().next())
+        Ok(read_segments(&mut *self.tx, &[span], 0).await?.into_iter().flatten().next())
     }
 
     /// Stores the segments and their hashes and moves the allocators. All segments of one partition carry one commit
     /// time, stamped here, under the lock, and never before the partition's last one (I7): `statement_timestamp()` is one
     /// instant for the whole statement, which starts after the locks were granted. A partition that was empty is entered
-    /// where retention looks for its work.
-    pub async fn insert_segments(&mut self, segments: &[NewSegment]) -> StoreResult<()> {
+    /// where retention looks for its work. Answers the commit time per partition.
+    pub async fn insert_segments(
+        &mut self,
+        segments: &[NewSegment],
+    ) -> StoreResult<HashMap<PartitionId, DateTime<Utc>>> {
         let ids: Vec<i64> = segments.iter().map(|s| s.partition.0).collect();
         self.list_for_retention(&ids).await?;
         let bases: Vec<i64> = segments.iter().map(|s| s.base_offset.0).collect();
@@ -198,7 +206,7 @@ impl AppendTx {
         let bytes: Vec<i32> = segments.iter().map(|s| i32::try_from(s.payload_bytes).unwrap_or(i32::MAX)).collect();
         let hashes: Vec<Vec<u8>> = segments.iter().map(|s| pack_hashes(&s.hashes)).collect();
         let frames: Vec<&[u8]> = segments.iter().map(|s| s.frames.as_slice()).collect();
-        let (stored, xid): (i64, String) = sqlx::query_as(
+        let moved: Vec<(i64, DateTime<Utc>, String)> = sqlx::query_as(
             "WITH segments AS ( \
                INSERT INTO queen.log_segments (partition_id, base_offset, created_at, message_count, payload_bytes, \
                  frames) \
@@ -218,8 +226,8 @@ impl AppendTx {
                FROM (SELECT partition_id, max(base_offset + message_count - 1) AS last_offset \
                      FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, base_offset, message_count) \
                      GROUP BY partition_id) n \
-               WHERE p.id = n.partition_id AND p.last_offset < n.last_offset RETURNING p.id) \
-             SELECT count(*), pg_current_xact_id()::text FROM moved",
+               WHERE p.id = n.partition_id AND p.last_offset < n.last_offset RETURNING p.id, p.last_write_at) \
+             SELECT id, last_write_at, pg_current_xact_id()::text FROM moved",
         )
         .bind(&ids)
         .bind(bases)
@@ -227,17 +235,18 @@ impl AppendTx {
         .bind(bytes)
         .bind(hashes)
         .bind(frames)
-        .fetch_one(&mut *self.tx)
+        .fetch_all(&mut *self.tx)
         .timed("storing segments")
         .await?;
-        self.xid = xid.parse().ok();
+        self.xid = moved.first().and_then(|(.., xid)| xid.parse().ok());
         let mut partitions = ids;
         partitions.sort_unstable();
         partitions.dedup();
-        if stored != partitions.len() as i64 {
-            return Err(corrupt("log_partitions", format!("{stored} of {} allocators moved", partitions.len())));
+        if moved.len() != partitions.len() {
+            let counts = format!("{} of {} allocators moved", moved.len(), partitions.len());
+            return Err(corrupt("log_partitions", counts));
         }
-        Ok(())
+        Ok(moved.into_iter().map(|(id, at, _)| (PartitionId(id), at)).collect())
     }
 
     /// Enters the partitions that were empty where retention looks for its work. A statement of its own: most flushes
@@ -293,13 +302,13 @@ pub(super) async fn read_segments<'e>(
     executor: impl sqlx::PgExecutor<'e>,
     spans: &[Span],
     bytes_max: i64,
-) -> StoreResult<Vec<SegmentRow>> {
+) -> StoreResult<Vec<Vec<SegmentRow>>> {
     let ids: Vec<i64> = spans.iter().map(|s| s.partition.0).collect();
     let first: Vec<i64> = spans.iter().map(|s| s.first.0).collect();
     let last: Vec<i64> = spans.iter().map(|s| s.last.0).collect();
     // The window sums sizes before a frame is fetched from its TOAST table: what the budget cuts off costs nothing.
     let rows = sqlx::query(
-        "SELECT s.partition_id, s.base_offset, s.message_count, s.created_at, s.frames \
+        "SELECT u.ord, s.partition_id, s.base_offset, s.message_count, s.created_at, s.frames \
          FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) WITH ORDINALITY \
            AS u (partition_id, first_offset, last_offset, ord) \
          CROSS JOIN LATERAL ( \
@@ -320,17 +329,24 @@ pub(super) async fn read_segments<'e>(
     .fetch_all(executor)
     .timed("reading segments")
     .await?;
-    rows.iter()
-        .map(|row| {
-            let count: i32 = row.try_get("message_count")?;
-            Ok(SegmentRow {
-                partition: PartitionId(row.try_get("partition_id")?),
-                base_offset: Offset(row.try_get("base_offset")?),
-                message_count: usize::try_from(count).unwrap_or(0),
-                created_at: row.try_get("created_at")?,
-                frames: row.try_get("frames")?,
-            })
-        })
-        .collect::<Result<_, _>>()
-        .during("reading segments")
+    let mut segments: Vec<Vec<SegmentRow>> = spans.iter().map(|_| Vec::new()).collect();
+    for row in &rows {
+        let (ord, segment) = segment_of(row).during("reading segments")?;
+        if let Some(of_span) = usize::try_from(ord - 1).ok().and_then(|nth| segments.get_mut(nth)) {
+            of_span.push(segment);
+        }
+    }
+    Ok(segments)
+}
+
+fn segment_of(row: &PgRow) -> Result<(i64, SegmentRow), sqlx::Error> {
+    let count: i32 = row.try_get("message_count")?;
+    let segment = SegmentRow {
+        partition: PartitionId(row.try_get("partition_id")?),
+        base_offset: Offset(row.try_get("base_offset")?),
+        message_count: usize::try_from(count).unwrap_or(0),
+        created_at: row.try_get("created_at")?,
+        frames: row.try_get("frames")?,
+    };
+    Ok((row.try_get("ord")?, segment))
 }

@@ -6,6 +6,7 @@
 pub mod acks;
 pub mod brokers;
 pub mod changed_partitions;
+pub mod claims;
 pub mod cursors;
 pub mod dead_letters;
 pub mod empty_partitions;

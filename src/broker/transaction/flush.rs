@@ -12,7 +12,7 @@ use super::decide::{Judged, PartEffect, State, signals_below};
 use super::meter::meter;
 use crate::broker::ack::outcome::{Change, letter_of};
 use crate::broker::ack_decision::{self, AckStatus, Effect, Verdict as AckVerdict, dead_letter_reason};
-use crate::broker::append::{self, Asked};
+use crate::broker::append::{self, Asked, Writing};
 use crate::broker::dedup::DedupMemory;
 use crate::broker::push_flush::Appended;
 use crate::ids::{GroupId, PartitionId};
@@ -42,7 +42,7 @@ pub async fn flush(
     store: &Store,
     memory: &mut DedupMemory,
     jobs: &[&Job],
-    zstd_level: i32,
+    writing: &Writing,
     opening: Opening,
 ) -> StoreResult<Flushed> {
     let mut pushed: BTreeMap<&PartitionKey, (i32, Vec<&[_]>)> = BTreeMap::new();
@@ -84,7 +84,7 @@ pub async fn flush(
         });
     }
     let (moves, changes) = state.moves();
-    let segments = state.segments(jobs, zstd_level);
+    let segments = state.segments(jobs, writing.zstd_level);
     let witness = match (segments.first(), moves.first()) {
         (Some(segment), _) => Witness::Segment(segment.partition, segment.base_offset),
         (None, Some(moved)) => Witness::Cursor(moved.partition, moved.group, moved.write.committed),
@@ -93,9 +93,7 @@ pub async fn flush(
             return Ok(Flushed { verdicts, appended: Vec::new(), changes, acked });
         }
     };
-    if !segments.is_empty() {
-        tx.insert_segments(&segments).await?;
-    }
+    let stamps = if segments.is_empty() { HashMap::new() } else { tx.insert_segments(&segments).await? };
     if !moves.is_empty() {
         tx.move_cursors(&moves).await?;
     }
@@ -111,7 +109,7 @@ pub async fn flush(
     }
     crate::broker::meter::meter().segments.increment(segments.len() as u64);
     metrics::counter!(crate::metrics::DEAD_LETTERS).increment(letters.len() as u64);
-    append::remember(memory, &segments);
+    append::remember(memory, &writing.cache, &segments, &stamps);
     Ok(Flushed { verdicts, appended: state.appended(), changes, acked })
 }
 

@@ -16,6 +16,7 @@ use super::meter::meter;
 use super::settings::TransactionSettings;
 use crate::broker::ack::AckPipeline;
 use crate::broker::activity::Activity;
+use crate::broker::append::Writing;
 use crate::broker::dedup::DedupMemory;
 use crate::broker::error::{BrokerError, BrokerResult};
 use crate::broker::peers::Peers;
@@ -40,7 +41,7 @@ struct Inner {
     ack: AckPipeline,
     activity: Arc<Activity>,
     settings: TransactionSettings,
-    zstd_level: i32,
+    writing: Writing,
     intake: mpsc::Sender<Waiting>,
     outlet: Mutex<mpsc::Receiver<Waiting>>,
 }
@@ -54,11 +55,11 @@ impl Lanes {
         ack: AckPipeline,
         activity: Arc<Activity>,
         settings: TransactionSettings,
-        zstd_level: i32,
+        writing: Writing,
     ) -> Lanes {
         let (intake, outlet) = mpsc::channel(settings.waiting_max.max(1));
         let outlet = Mutex::new(outlet);
-        Lanes { inner: Arc::new(Inner { store, ready, peers, ack, activity, settings, zstd_level, intake, outlet }) }
+        Lanes { inner: Arc::new(Inner { store, ready, peers, ack, activity, settings, writing, intake, outlet }) }
     }
 
     /// Lanes to be run.
@@ -143,7 +144,7 @@ impl Lanes {
         loop {
             tokio::time::sleep(Duration::from_millis(pauses.next().unwrap_or_default())).await;
             let started = Instant::now();
-            match flush::flush(&inner.store, memory, &jobs, inner.zstd_level, opening).await {
+            match flush::flush(&inner.store, memory, &jobs, &inner.writing, opening).await {
                 Ok(flushed) => {
                     meter().flushed(jobs.len(), started.elapsed());
                     inner.ready.appended(&flushed.appended);

@@ -1,0 +1,240 @@
+//! Claim fusion: leasing pops of any queue, partition and group claim in one statement.
+//!
+//! A claim never waits for another (locked rows are skipped), so what shares a statement cannot hold anybody up. The
+//! commit is asynchronous: a claim lost in a crash of the database only redelivers (design §4).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::coalesce::{Batch, Bounds, Coalescer};
+use super::error::{BrokerError, BrokerResult};
+use super::meter::meter;
+use super::segment_cache::SegmentCache;
+use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::store::claims::{ClaimOutcome, ClaimOutcomes, ClaimRequest};
+use crate::store::groups::StartAt;
+use crate::store::{Store, StoreError, StoreResult};
+
+/// Candidates of one statement.
+const CANDIDATES_MAX: usize = 256;
+
+/// What one pop wants to claim now.
+#[derive(Debug)]
+pub struct Claim {
+    /// The group.
+    pub group: GroupId,
+    /// Partitions to try, in this order, each with the worker that its lease would get.
+    pub candidates: Vec<(PartitionId, LeaseId)>,
+    /// Most messages over all partitions.
+    pub messages_max: i64,
+    /// Most partitions to claim.
+    pub partitions_max: i64,
+    /// Lease length in seconds.
+    pub lease_seconds: i64,
+    /// `delayedProcessing` in seconds, `<= 0` off.
+    pub delay_seconds: i32,
+    /// `windowBuffer` in seconds, `<= 0` off.
+    pub window_seconds: i32,
+    /// Messages that release a `windowBuffer` partition early.
+    pub window_messages: i64,
+    /// Where an unregistered group starts on a partition that it meets now.
+    pub start: StartAt,
+}
+
+impl Claim {
+    /// As the store takes it.
+    pub fn request(&self) -> ClaimRequest<'_> {
+        ClaimRequest {
+            group: self.group,
+            candidates: &self.candidates,
+            messages_max: self.messages_max,
+            partitions_max: self.partitions_max,
+            lease_seconds: self.lease_seconds,
+            delay_seconds: self.delay_seconds,
+            window_seconds: self.window_seconds,
+            window_messages: self.window_messages,
+        }
+    }
+
+    /// The candidates that the group had not met, to be tried again now that it has cursors there; `None` if there are
+    /// none. Those that the budget no longer reaches are left over.
+    pub fn unmet(&self, outcomes: &mut ClaimOutcomes) -> Option<Claim> {
+        let mut left = (self.messages_max, self.partitions_max);
+        for (_, outcome) in outcomes.iter() {
+            if let ClaimOutcome::Claimed(claimed, _) = outcome {
+                left.0 -= claimed.last.0 - claimed.first.0 + 1;
+                left.1 -= 1;
+            }
+        }
+        let spent = left.0 <= 0 || left.1 <= 0;
+        let mut again = Vec::new();
+        for (partition, outcome) in outcomes.iter_mut().filter(|(_, outcome)| *outcome == ClaimOutcome::Unmet) {
+            let worker = self.candidates.iter().find(|(candidate, _)| candidate == partition);
+            again.extend(worker.copied());
+            *outcome = ClaimOutcome::LeftOver;
+        }
+        if spent || again.is_empty() {
+            return None;
+        }
+        outcomes.retain(|(partition, _)| !again.iter().any(|(p, _)| p == partition));
+        Some(Claim { candidates: again, messages_max: left.0, partitions_max: left.1, ..*self })
+    }
+}
+
+/// A claim on its way.
+#[derive(Debug)]
+pub struct ClaimJob {
+    claim: Claim,
+    reply: oneshot::Sender<Result<ClaimOutcomes, Arc<StoreError>>>,
+}
+
+/// The intake. A cheap clone.
+#[derive(Clone, Debug)]
+pub struct ClaimFusion {
+    queue: Coalescer<ClaimJob>,
+}
+
+impl ClaimFusion {
+    /// Starts the workers.
+    pub fn start(
+        store: &Store,
+        cache: &SegmentCache,
+        workers: usize,
+        waiting_max: usize,
+        stop: &CancellationToken,
+    ) -> ClaimFusion {
+        let bounds = Bounds { workers, waiting_max, weight_max: CANDIDATES_MAX };
+        ClaimFusion { queue: Coalescer::start(Flush { store: store.clone(), cache: cache.clone() }, bounds, stop) }
+    }
+
+    /// Claims; answers every candidate. A claim whose caller has gone before its turn is not sent.
+    pub async fn claim(&self, claim: Claim) -> BrokerResult<ClaimOutcomes> {
+        let asked = Instant::now();
+        let (reply, answer) = oneshot::channel();
+        self.queue.submit(ClaimJob { claim, reply })?;
+        let outcomes =
+            answer.await.map_err(|_| BrokerError::Failed("the claim was dropped, connection kept".into()))??;
+        meter().claim_seconds.record(asked.elapsed().as_secs_f64());
+        Ok(outcomes)
+    }
+
+    /// Claims that wait for their turn now.
+    pub fn waiting(&self) -> usize {
+        self.queue.waiting()
+    }
+}
+
+struct Flush {
+    store: Store,
+    cache: SegmentCache,
+}
+
+impl Batch for Flush {
+    type Job = ClaimJob;
+    const NAME: &'static str = "claims";
+    const OVERLOADED: &'static str = "too many pops under way";
+
+    fn weight(job: &ClaimJob) -> usize {
+        job.claim.candidates.len()
+    }
+
+    async fn run(&self, jobs: Vec<ClaimJob>) -> Vec<ClaimJob> {
+        let (now, later) = split(jobs);
+        if now.is_empty() {
+            return later;
+        }
+        let claims: Vec<&Claim> = now.iter().map(|job| &job.claim).collect();
+        meter().claim_flush_pops.record(claims.len() as f64);
+        match self.claim(&claims).await {
+            Ok(outcomes) => answer(now, outcomes),
+            Err(error) if now.len() == 1 || error.is_connection() => {
+                // What comes back may be a standby without the newest commits.
+                self.cache.clear();
+                let error = Arc::new(error);
+                for job in now {
+                    // A pop whose client hung up does not care.
+                    let _ = job.reply.send(Err(error.clone()));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, pops = now.len(), "shared claim failed; claiming for each pop alone");
+                for job in now {
+                    let outcome = self.claim(&[&job.claim]).await;
+                    let outcome = outcome.map(|mut outcomes| outcomes.pop().unwrap_or_default());
+                    let _ = job.reply.send(outcome.map_err(Arc::new));
+                }
+            }
+        }
+        later
+    }
+}
+
+impl Flush {
+    /// One claim statement; partitions that a group meets for the first time get their cursors and a second one.
+    async fn claim(&self, claims: &[&Claim]) -> StoreResult<Vec<ClaimOutcomes>> {
+        let requests: Vec<_> = claims.iter().map(|claim| claim.request()).collect();
+        let mut outcomes = self.store.claim(&requests).await?;
+        seal_emptied(&self.store, claims, &outcomes).await?;
+        let again: Vec<(usize, Claim)> = claims
+            .iter()
+            .zip(&mut outcomes)
+            .enumerate()
+            .filter_map(|(nth, (claim, outcomes))| claim.unmet(outcomes).map(|again| (nth, again)))
+            .collect();
+        if !again.is_empty() {
+            seed(&self.store, again.iter().map(|(_, claim)| claim)).await?;
+            let requests: Vec<_> = again.iter().map(|(_, claim)| claim.request()).collect();
+            for ((nth, _), more) in again.iter().zip(self.store.claim(&requests).await?) {
+                if let Some(outcomes) = outcomes.get_mut(*nth) {
+                    outcomes.extend(more);
+                }
+            }
+        }
+        outcomes.iter().for_each(|outcomes| meter().claimed(outcomes));
+        Ok(outcomes)
+    }
+}
+
+/// Gives the groups of these claims cursors on their candidates. Commits by itself: never inside a transaction that
+/// others would have to wait for.
+pub async fn seed<'a>(store: &Store, claims: impl Iterator<Item = &'a Claim>) -> StoreResult<()> {
+    let mut unmet: Vec<_> = claims.flat_map(|c| c.candidates.iter().map(|(p, _)| (c.group, *p, c.start))).collect();
+    unmet.sort_unstable_by_key(|(group, partition, _)| (*partition, *group));
+    store.seed_cursors(&unmet).await
+}
+
+async fn seal_emptied(store: &Store, claims: &[&Claim], outcomes: &[ClaimOutcomes]) -> StoreResult<()> {
+    let emptied: Vec<_> = claims
+        .iter()
+        .zip(outcomes)
+        .flat_map(|(claim, outcomes)| outcomes.iter().map(|(partition, outcome)| (claim.group, *partition, outcome)))
+        .filter(|(.., outcome)| **outcome == ClaimOutcome::Emptied)
+        .map(|(group, partition, _)| (group, partition))
+        .collect();
+    if emptied.is_empty() { Ok(()) } else { store.seal_cursors(&emptied).await }
+}
+
+/// What can go now, and what must wait for the next statement because it wants a cursor that this one claims already.
+/// Claims that nobody waits for any more are dropped.
+fn split(jobs: Vec<ClaimJob>) -> (Vec<ClaimJob>, Vec<ClaimJob>) {
+    let mut wanted: HashSet<(PartitionId, GroupId)> = HashSet::new();
+    let keys = |job: &ClaimJob| job.claim.candidates.iter().map(|(p, _)| (*p, job.claim.group)).collect::<Vec<_>>();
+    jobs.into_iter().filter(|job| !job.reply.is_closed()).partition(|job| {
+        let keys = keys(job);
+        let free = !keys.iter().any(|key| wanted.contains(key));
+        if free {
+            wanted.extend(keys);
+        }
+        free
+    })
+}
+
+fn answer(jobs: Vec<ClaimJob>, outcomes: Vec<ClaimOutcomes>) {
+    for (job, outcomes) in jobs.into_iter().zip(outcomes) {
+        let _ = job.reply.send(Ok(outcomes));
+    }
+}
