@@ -24,7 +24,7 @@ pub struct FusionConfig {
 
     /// Ack fusion shards; each has at most one commit in flight. One per two cores by default, at most 8: more only make the
     /// commits smaller. QUEEN_V2_FUSION_SHARDS counts where this is unset
-    #[arg(long, env = "QUEEN_ACK_FUSION_SHARDS", value_name = "N", default_value_t = shards_default())]
+    #[arg(long, env = "QUEEN_ACK_FUSION_SHARDS", value_name = "N", default_value_t = super::per_two_cores())]
     pub ack_fusion_shards: usize,
 
     /// Most cursor rows in one fused ack commit
@@ -38,10 +38,6 @@ pub struct FusionConfig {
     /// Advances that wait for one ack fusion shard before it pushes back
     #[arg(long, env = "REGENT_ACK_FUSION_QUEUE_MAX", value_name = "N", default_value_t = 8_192)]
     pub ack_fusion_queue_max: usize,
-}
-
-fn shards_default() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2).min(8))
 }
 
 impl FusionConfig {

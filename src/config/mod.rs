@@ -274,6 +274,11 @@ impl Config {
     }
 }
 
+/// One for every two cores, at most 8: commits and statements in flight beyond that only become smaller.
+fn per_two_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2).min(8))
+}
+
 /// Reads a boolean as the published broker does (security-operations §13.1).
 fn boolean(text: &str) -> Result<bool, String> {
     match text.trim().to_ascii_lowercase().as_str() {

@@ -37,9 +37,9 @@ pub struct PopConfig {
     #[arg(long, env = "REGENT_LONG_POLLS_MAX", value_name = "N", default_value_t = 200_000)]
     pub long_polls_max: usize,
 
-    /// Claim statements, and segment reads, in flight at once; each serves every pop that waits. One per core by default, at
-    /// least 2 and at most 8
-    #[arg(long, env = "REGENT_POP_WORKERS", value_name = "N", default_value_t = workers_default())]
+    /// Claim statements, and segment reads, in flight at once; each serves every pop that waits. One per two cores by
+    /// default, at most 8: more only make the statements smaller
+    #[arg(long, env = "REGENT_POP_WORKERS", value_name = "N", default_value_t = super::per_two_cores())]
     pub pop_workers: usize,
 
     /// Memory for the newest segments, in MiB: a consumer that keeps up reads nothing from the database
@@ -52,8 +52,4 @@ impl PopConfig {
     pub fn segment_cache_bytes_max(&self) -> usize {
         self.segment_cache_mib_max.saturating_mul(1024 * 1024)
     }
-}
-
-fn workers_default() -> usize {
-    std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8))
 }

@@ -8,8 +8,9 @@ use super::{ConfigError, boolean};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Push")]
 pub struct PushConfig {
-    /// Push fusion shards; each has at most one commit in flight
-    #[arg(long = "push-fusion-shards", env = "QUEEN_V2_FUSION_SHARDS", value_name = "N", default_value_t = 8)]
+    /// Push fusion shards; each has at most one commit in flight. One per two cores by default, at most 8: more only make the
+    /// commits smaller
+    #[arg(long = "push-fusion-shards", env = "QUEEN_V2_FUSION_SHARDS", value_name = "N", default_value_t = super::per_two_cores())]
     pub fusion_shards: usize,
 
     /// Most payload bytes in one fused push commit (a larger single request still goes alone)

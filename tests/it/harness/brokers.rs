@@ -146,6 +146,13 @@ impl TestBroker {
         TestBroker { broker, db }
     }
 
+    /// That remembers no segment: for cases that write to the tables behind its back.
+    pub async fn forgetful() -> TestBroker {
+        let db = Database::migrated().await;
+        let broker = Broker::launch(&db.url, Road::Fused, |config| config.pop.segment_cache_mib_max = 0).await;
+        TestBroker { broker, db }
+    }
+
     /// With a wire to PostgreSQL that can be cut.
     pub async fn behind_a_proxy(road: Road) -> (TestBroker, Proxy) {
         let db = Database::migrated().await;

@@ -76,7 +76,7 @@ async fn queue_mode_is_named() {
 /// §1.1: RFC 3339, UTC, six fractional digits, literal `Z`, and it is the segment's commit time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn created_at_has_six_digits_and_is_the_segments() {
-    let broker = TestBroker::start().await;
+    let broker = TestBroker::forgetful().await;
     broker.push_ids("q", "p", ["a"]).await;
     // Zeros at the end must be written out.
     for stamp in ["2026-07-30 11:02:44.512873+00", "2026-07-30 11:02:44.5+00", "1999-12-31 23:59:59+00"] {
