@@ -162,7 +162,9 @@ async fn serve(listener: TcpListener, state: AppState, shutdown: Shutdown) {
             tracing::debug!(%error, "TCP_NODELAY refused");
         }
     });
-    let server = axum::serve(listener, http::router(state)).with_graceful_shutdown(soft.cancelled_owned());
+    // Made once: served as it is, every connection would make its own copy of the route table.
+    let router = http::router(state).into_make_service();
+    let server = axum::serve(listener, router).with_graceful_shutdown(soft.cancelled_owned());
     if let Err(error) = server.await {
         tracing::error!(%error, "the HTTP server ended");
         shutdown.begin();

@@ -11,6 +11,11 @@ use regent::embedded::{EmbeddedPostgres, encryption_key};
 use regent::shutdown::Shutdown;
 use regent::telemetry;
 
+/// Requests allocate and free small pieces on different threads all the time; glibc's allocator took a fifth of the
+/// broker's CPU time at high rates (docs/benchmarks.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     regent::process::started();
     let config = match Config::from_process() {

@@ -28,7 +28,7 @@ pub async fn pop_queue(
 ) -> Result<Response, ApiError> {
     check_name("queue", &queue)?;
     let query = Query::parse(query.as_deref())?;
-    serve(state.broker()?, Scope::Queue(queue), &query).await
+    serve(state.broker()?, Scope::Queue(queue), query).await
 }
 
 /// `GET /api/v1/pop/queue/:queue/partition/:partition`.
@@ -40,7 +40,7 @@ pub async fn pop_partition(
     check_name("queue", &queue)?;
     check_name("partition", &partition)?;
     let query = Query::parse(query.as_deref())?;
-    serve(state.broker()?, Scope::Partition(queue, partition), &query).await
+    serve(state.broker()?, Scope::Partition(queue, partition), query).await
 }
 
 /// `GET /api/v1/pop`: every queue whose labels match.
@@ -51,14 +51,16 @@ pub async fn pop_labels(State(state): State<AppState>, RawQuery(query): RawQuery
         let body = serde_json::json!({"success": false, "error": "namespace or task is required", "messages": []});
         return Ok((StatusCode::BAD_REQUEST, Json(body)).into_response());
     }
-    serve(state.broker()?, Scope::Labels { namespace, task }, &query).await
+    serve(state.broker()?, Scope::Labels { namespace, task }, query).await
 }
 
-async fn serve(broker: &Broker, scope: Scope, query: &Query) -> Result<Response, ApiError> {
-    if let Some(refused) = refuse_conflation(query)? {
+async fn serve(broker: &Broker, scope: Scope, query: Query) -> Result<Response, ApiError> {
+    if let Some(refused) = refuse_conflation(&query)? {
         return Ok(refused);
     }
-    let request = request_of(broker, scope, query)?;
+    let request = request_of(broker, scope, &query)?;
+    // A parked pop keeps only what it needs.
+    drop(query);
     match broker.pop(&request).await? {
         Some(answer) => {
             let body = render(broker, &request, &answer);

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
-use sqlx::{PgExecutor, Row};
+use sqlx::{Connection, PgExecutor, Row};
 use uuid::Uuid;
 
 use super::Store;
@@ -365,15 +365,22 @@ impl Store {
             OnLocked::Wait => ADVANCE_MANY,
             OnLocked::Skip => ADVANCE_UNLOCKED,
         };
-        let ordinals: Vec<i64> = sqlx::query_scalar(sql)
+        let mut connection = self.pool.acquire().timed("ack flush").await?;
+        let ordinals: Result<Vec<i64>, _> = sqlx::query_scalar(sql)
             .bind(rows.iter().map(|r| r.partition.0).collect::<Vec<_>>())
             .bind(rows.iter().map(|r| r.group.0).collect::<Vec<_>>())
             .bind(rows.iter().map(|r| r.worker.0).collect::<Vec<_>>())
             .bind(rows.iter().map(|r| r.committed.0).collect::<Vec<_>>())
             .bind(rows.iter().map(|r| r.batch_end.0).collect::<Vec<_>>())
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *connection)
             .timed("ack flush")
-            .await?;
+            .await;
+        if matches!(ordinals, Err(StoreError::Refused { .. })) {
+            // The server reports an error before it rolls back. Once it answers again the locks are gone, and a caller that
+            // tries parts of these rows on other connections finds them free. A broken connection is met there, too.
+            let _ = connection.ping().await;
+        }
+        let ordinals = ordinals?;
         for ordinal in ordinals {
             if let Some(flag) = usize::try_from(ordinal - 1).ok().and_then(|nth| advanced.get_mut(nth)) {
                 *flag = true;
