@@ -376,12 +376,11 @@ impl Store {
             .timed("ack flush")
             .await;
         if matches!(ordinals, Err(StoreError::Refused { .. })) {
-            // The server reports an error before it rolls back. Once it answers again the locks are gone, and a caller that
-            // tries parts of these rows on other connections finds them free. A broken connection is met there, too.
+            // The server reports an error before it rolls back. Once it answers again the locks are gone: a caller that tries
+            // parts of these rows finds them free. A broken connection is met there, too.
             let _ = connection.ping().await;
         }
-        let ordinals = ordinals?;
-        for ordinal in ordinals {
+        for ordinal in ordinals? {
             if let Some(flag) = usize::try_from(ordinal - 1).ok().and_then(|nth| advanced.get_mut(nth)) {
                 *flag = true;
             }
