@@ -290,6 +290,11 @@ fn spawn_statistics(supervisor: &Supervisor, broker: &Broker) {
             Ok::<(), BrokerError>(())
         }
     });
+    let minutes = broker.clone();
+    supervisor.spawn("minutes", move |stop| {
+        let broker = minutes.clone();
+        async move { broker.run_minutes(&stop).await }
+    });
     let statistics = broker.inspection().statistics().clone();
     supervisor.spawn("segment_sizes", move |stop| {
         let statistics = statistics.clone();

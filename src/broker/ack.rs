@@ -35,6 +35,7 @@ use crate::broker::fusion::flush::{Flushed, Flusher};
 use crate::broker::fusion::{Covered, Shard, ShardTools};
 use crate::broker::fusion_batch::Caps;
 use crate::broker::lease::{Hit, Miss};
+use crate::broker::minutes::Count;
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 use crate::store::Store;
 use meter::{AckMeter, Road};
@@ -288,6 +289,8 @@ impl Inner {
     fn note(&self, call: &Call, group: &Group, id: GroupId, answers: &[AckAnswer]) {
         let pairs = group.items(call).zip(answers);
         let done = pairs.filter(|(item, answer)| item.status == AckStatus::Completed && answer.outcome.is_ok()).count();
+        let dead = answers.iter().filter(|answer| matches!(answer.outcome, Ok(Acked::Done { dlq: true }))).count();
+        self.activity.count(Count::DeadLetters, dead as u64);
         self.activity.acked(id, done as u64, (answers.len() - done) as u64);
     }
 

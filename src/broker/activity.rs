@@ -10,10 +10,12 @@ use dashmap::DashMap;
 use super::Broker;
 use super::delivery::Delivered;
 use super::error::BrokerResult;
+use super::minutes::{Count, Totals};
 use super::pop::{PopAnswer, PopRequest, Scope};
 use super::push::{PushItem, PushResult, PushStatus};
 use super::push_flush::Appended;
 use crate::ids::{GroupId, PartitionId, QueueId};
+use crate::store::minutes::Operations;
 
 /// Queues and groups that are followed at once. A queue costs some 120 bytes here, from its first use to the next write
 /// of the minute buckets in which it did nothing.
@@ -33,6 +35,8 @@ pub struct QueueActivity {
     pub pop_messages: AtomicU64,
     /// Pops answered without a message.
     pub pop_empty: AtomicU64,
+    /// Transactions that touched the queue.
+    pub transactions: AtomicU64,
     /// Deliveries whose lag was measured.
     pub lag_count: AtomicU64,
     /// Sum of their lags, milliseconds.
@@ -59,6 +63,7 @@ pub struct Activity {
     queues: DashMap<QueueId, QueueActivity>,
     groups: DashMap<GroupId, GroupActivity>,
     recent: Mutex<Recent>,
+    totals: Totals,
 }
 
 /// Two halves: when the younger is full, the older is dropped. What was written last is always among them.
@@ -123,6 +128,9 @@ impl Activity {
 
     /// An ack call was settled for a group.
     pub fn acked(&self, group: GroupId, success: u64, failed: u64) {
+        self.count(Count::AckRequests, 1);
+        self.count(Count::AckSuccess, success);
+        self.count(Count::AckFailed, failed);
         if self.groups.len() >= FOLLOWED_MAX && !self.groups.contains_key(&group) {
             return;
         }
@@ -134,6 +142,23 @@ impl Activity {
         activity.ack_requests.fetch_add(1, Ordering::Relaxed);
         activity.ack_success.fetch_add(success, Ordering::Relaxed);
         activity.ack_failed.fetch_add(failed, Ordering::Relaxed);
+    }
+
+    /// A transaction pushed to or acknowledged in a queue.
+    pub fn transacted(&self, queue: QueueId) {
+        self.with_queue(queue, |activity| {
+            activity.transactions.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    /// Counts an operation of this process.
+    pub fn count(&self, what: Count, by: u64) {
+        self.totals.add(what, by);
+    }
+
+    /// Hands the operations of this process out and sets them to zero.
+    pub fn take_totals(&self) -> Operations {
+        self.totals.take()
     }
 
     /// Takes the queues and groups whose snapshots are out of date.
@@ -205,12 +230,13 @@ impl QueueActivity {
         self.counters().iter().any(|counter| counter.load(Ordering::Relaxed) > 0)
     }
 
-    fn counters(&self) -> [&AtomicU64; 7] {
+    fn counters(&self) -> [&AtomicU64; 8] {
         [
             &self.push_requests,
             &self.push_messages,
             &self.pop_messages,
             &self.pop_empty,
+            &self.transactions,
             &self.lag_count,
             &self.lag_ms_sum,
             &self.lag_ms_max,
@@ -221,6 +247,7 @@ impl QueueActivity {
 impl Broker {
     /// Counts a push by queue. Neighbours of one queue count together.
     pub(super) fn note_push(&self, items: &[PushItem<'_>], results: &[PushResult]) {
+        self.activity.count(Count::PushRequests, 1);
         let mut run: Option<(&str, u64)> = None;
         let stored = items.iter().zip(results).filter(|(_, result)| matches!(result.status, PushStatus::Queued { .. }));
         for (item, _) in stored {
@@ -233,15 +260,31 @@ impl Broker {
     }
 
     fn note_run(&self, run: Option<(&str, u64)>) {
+        self.activity.count(Count::PushMessages, run.map_or(0, |(_, count)| count));
         if let Some((id, count)) = run.and_then(|(queue, count)| Some((self.queues.cached_id(queue)?, count))) {
             self.activity.pushed(id, count);
         }
     }
 
+    /// An automatic ack counts as an ack.
+    fn note_automatic_acks(&self, answer: &PopAnswer) {
+        for part in &answer.delivered {
+            self.activity.acked(part.span.group, part.hashes.len() as u64, 0);
+        }
+    }
+
     /// Counts a pop by queue.
     pub(super) fn note_pop(&self, request: &PopRequest, answer: &BrokerResult<Option<PopAnswer>>) {
+        self.activity.count(Count::PopRequests, 1);
         match (answer, &request.scope) {
-            (Ok(Some(answer)), _) => self.activity.delivered(&answer.delivered),
+            (Ok(Some(answer)), _) => {
+                self.activity.delivered(&answer.delivered);
+                let delivered = answer.delivered.iter().map(|part| part.hashes.len() as u64).sum();
+                self.activity.count(Count::PopMessages, delivered);
+                if request.auto_ack {
+                    self.note_automatic_acks(answer);
+                }
+            }
             (Ok(None), Scope::Queue(name) | Scope::Partition(name, _)) => {
                 if let Some(queue) = self.queues.cached_id(name) {
                     self.activity.popped_nothing(queue);

@@ -3,6 +3,7 @@
 pub mod ack;
 pub mod ack_decision;
 pub mod activity;
+pub mod analytics;
 pub mod append;
 pub mod arbiters;
 pub mod claim;
@@ -26,6 +27,7 @@ pub mod inspection;
 pub mod lease;
 pub mod message_list;
 pub mod meter;
+pub mod minutes;
 pub mod parking;
 pub mod partition;
 pub mod peer_report;

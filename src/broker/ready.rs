@@ -4,7 +4,7 @@
 //! walk when a group is first popped here. It holds only what is ready or held; nothing for groups that nobody pops
 //! here (design §5).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -268,6 +268,18 @@ impl ReadyIndex {
     /// Every group that is popped here.
     pub fn groups(&self) -> Vec<Arc<ReadyGroup>> {
         self.inner.groups.iter().map(|g| g.clone()).collect()
+    }
+
+    /// Parked pops of each queue that has any. Costs as much as there are groups that are popped here.
+    pub fn parked_by_queue(&self) -> HashMap<QueueId, usize> {
+        let mut parked = HashMap::new();
+        for group in self.inner.groups.iter() {
+            let (_, waiting) = group.state().size();
+            if waiting > 0 {
+                *parked.entry(group.queue).or_default() += waiting;
+            }
+        }
+        parked
     }
 
     /// Tracked partitions, groups and deadlines.

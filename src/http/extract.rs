@@ -25,6 +25,11 @@ impl Query {
         self.0.get(key).map(String::as_str).filter(|text| !text.is_empty())
     }
 
+    /// Whether the key was given at all, if only with the empty string.
+    pub fn given(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
     /// A name: like [`Query::text`], but within the limits of a name.
     pub fn name(&self, key: &str) -> Result<Option<&str>, ApiError> {
         self.text(key).map(|text| check_name(key, text).map(|()| text)).transpose()

@@ -1,6 +1,7 @@
 //! Decode, call the broker, encode. No pool, no SQL, no policy.
 
 pub mod ack;
+pub mod analytics;
 pub mod changed_partitions;
 pub mod dlq;
 pub mod error;
@@ -22,8 +23,11 @@ pub mod retention;
 pub mod routes;
 pub mod state;
 pub mod status;
+pub mod system_metrics;
 pub mod traces;
 pub mod transaction;
+pub mod window;
+pub mod workload;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};

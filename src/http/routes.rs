@@ -9,8 +9,8 @@ use axum::routing::{self, MethodRouter};
 use super::error::no_such_route;
 use super::state::AppState;
 use super::{
-    ack, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push, queue,
-    resources, retention, status, traces, transaction,
+    ack, analytics, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push,
+    queue, resources, retention, status, system_metrics, traces, transaction, workload,
 };
 
 /// Methods that the protocol uses.
@@ -186,21 +186,21 @@ routes! {
     get "/api/v1/traces/{partition}/{transaction}" ReadOnly Tenant "Traces of one message" => traces::of_message;
 
     // Status and analytics.
-    get "/api/v1/status" ReadOnly Cell "Throughput, health and totals of a time range";
+    get "/api/v1/status" ReadOnly Cell "Throughput, health and totals of a time range" => system_metrics::status;
     get "/api/v1/status/queues" ReadOnly Tenant "Queues with their counts, paged" => status::queues;
     get "/api/v1/status/queues/{queue}" ReadOnly Tenant "One queue with its partitions and cursors" => status::queue;
-    get "/api/v1/status/analytics" ReadOnly Tenant "Retained messages by time of commit";
+    get "/api/v1/status/analytics" ReadOnly Tenant "Retained messages by time of commit" => status::analytics;
     get "/api/v1/status/buffers" ReadOnly Cell "The disk spool of this broker";
-    get "/api/v1/analytics/queue-lag" ReadOnly Tenant "Delivery lag by queue and bucket";
-    get "/api/v1/analytics/queue-ops" ReadOnly Tenant "Operations by queue and bucket";
-    get "/api/v1/analytics/queue-parked-replicas" ReadOnly Tenant "Parked pops by queue, broker and bucket";
+    get "/api/v1/analytics/queue-lag" ReadOnly Tenant "Delivery lag by queue and bucket" => analytics::queue_lag;
+    get "/api/v1/analytics/queue-ops" ReadOnly Tenant "Operations by queue and bucket" => analytics::queue_ops;
+    get "/api/v1/analytics/queue-parked-replicas" ReadOnly Tenant "Parked pops by queue, broker and bucket" => analytics::parked_replicas;
     get "/api/v1/analytics/retention" ReadOnly Tenant "Messages that retention deleted, by bucket" => retention::report;
-    get "/api/v1/analytics/workload" ReadOnly Tenant "Traffic and backlog by namespace, task or queue";
-    get "/api/v1/analytics/dlq-signatures" ReadOnly Tenant "Reasons of the newest dead letters, folded";
-    get "/api/v1/analytics/partition-liveness" ReadOnly Tenant "How many partitions of each queue are in use";
-    get "/api/v1/analytics/system-metrics" ReadOnly Cell "CPU, memory and pools by broker and bucket";
-    get "/api/v1/analytics/worker-metrics" ReadOnly Cell "Operations of all brokers by bucket";
-    get "/api/v1/analytics/postgres-stats" ReadOnly Cell "What PostgreSQL says about itself";
+    get "/api/v1/analytics/workload" ReadOnly Tenant "Traffic and backlog by namespace, task or queue" => workload::workload;
+    get "/api/v1/analytics/dlq-signatures" ReadOnly Tenant "Reasons of the newest dead letters, folded" => analytics::dlq_signatures;
+    get "/api/v1/analytics/partition-liveness" ReadOnly Tenant "How many partitions of each queue are in use" => analytics::partition_liveness;
+    get "/api/v1/analytics/system-metrics" ReadOnly Cell "CPU, memory and pools by broker and bucket" => system_metrics::system_metrics;
+    get "/api/v1/analytics/worker-metrics" ReadOnly Cell "Operations of all brokers by bucket" => system_metrics::worker_metrics;
+    get "/api/v1/analytics/postgres-stats" ReadOnly Cell "What PostgreSQL says about itself" => system_metrics::postgres_stats;
     post "/api/v1/stats/refresh" Admin Cell "Bring the stored statistics up to date now" => status::refresh;
 
     // The process.

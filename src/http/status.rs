@@ -11,6 +11,7 @@ use super::extract::{Query, check_name};
 use super::json::instant;
 use super::resources::{counts, queue_not_found};
 use super::state::AppState;
+use super::window::{label, range};
 use crate::broker::inspection::{PartitionDetail, QueueDetail, QueueFilter, QueueSummary, Totals};
 use crate::ids::IdSpace;
 
@@ -155,4 +156,19 @@ pub async fn refresh(State(state): State<AppState>) -> Result<Response, ApiError
         "elapsedMs": done.elapsed_ms,
     }))
     .into_response())
+}
+
+/// `GET /api/v1/status/analytics`.
+pub async fn analytics(State(state): State<AppState>, RawQuery(raw): RawQuery) -> Result<Response, ApiError> {
+    let query = Query::parse(raw.as_deref())?;
+    let (from, to) = range(&query, chrono::Duration::hours(24))?;
+    let interval = match query.text("interval") {
+        Some(interval @ ("minute" | "day")) => interval,
+        _ => "hour",
+    };
+    let points = state.broker()?.inspection().messages_by_age(&filter(&query)?, (from, to), interval).await?;
+    let points: Vec<Value> =
+        points.into_iter().map(|(at, messages)| json!({"timestamp": label(at), "messages": messages})).collect();
+    Ok(Json(json!({"dataPoints": points, "interval": interval, "from": instant(from), "to": instant(to)}))
+        .into_response())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use metrics::{Histogram, histogram};
@@ -76,6 +77,7 @@ impl StoreError {
 
     /// Counts it by kind.
     pub(crate) fn count(&self) {
+        ERRORS.fetch_add(1, Ordering::Relaxed);
         let kind = match self {
             StoreError::Unavailable(_) => "unavailable",
             StoreError::OutcomeUnknown { .. } => "outcome_unknown",
@@ -121,6 +123,14 @@ impl StoreError {
     pub fn is_connection(&self) -> bool {
         matches!(self, StoreError::Unavailable(_) | StoreError::OutcomeUnknown { .. })
     }
+}
+
+/// Failed statements since somebody asked.
+static ERRORS: AtomicU64 = AtomicU64::new(0);
+
+/// Hands the number of failed statements of this process out and sets it to zero.
+pub fn take_errors() -> u64 {
+    ERRORS.swap(0, Ordering::Relaxed)
 }
 
 /// Shorthand of every store function.

@@ -8,6 +8,7 @@ pub mod brokers;
 pub mod changed_partitions;
 pub mod claims;
 pub mod cursors;
+pub mod database_report;
 pub mod dead_letters;
 pub mod empty_partitions;
 pub mod error;

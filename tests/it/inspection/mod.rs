@@ -1,5 +1,6 @@
 //! The read side of the admin surface (`spec/admin.md`).
 
+mod analytics;
 mod changed;
 mod internal;
 mod messages;
