@@ -1,6 +1,7 @@
 //! Composition root: pools, domain, router; start order and drain order. The only file that sees all layers.
 
 mod settings;
+mod statistics;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -242,7 +243,7 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
             Ok::<(), BrokerError>(())
         }
     });
-    spawn_statistics(supervisor, broker);
+    statistics::spawn(supervisor, broker);
     for _ in 0..broker.transaction_lanes().count() {
         let lanes = broker.transaction_lanes().clone();
         supervisor.spawn("transaction_flush", move |stop| {
@@ -267,43 +268,6 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
                 count_pass("sweep", swept.is_ok());
                 if let Err(error) = swept {
                     tracing::warn!(%error, "background sweep failed; next pass as planned");
-                }
-            }
-            Ok::<(), BrokerError>(())
-        }
-    });
-}
-
-/// The loops behind the admin routes.
-fn spawn_statistics(supervisor: &Supervisor, broker: &Broker) {
-    let statistics = broker.inspection().statistics().clone();
-    supervisor.spawn("statistics", move |stop| {
-        let statistics = statistics.clone();
-        async move {
-            while stop.run_until_cancelled(tokio::time::sleep(statistics.interval())).await.is_some() {
-                let Some(done) = stop.run_until_cancelled(statistics.cycle()).await else { break };
-                count_pass("statistics", done.is_ok());
-                if let Err(error) = done {
-                    tracing::warn!(%error, "statistics are late; next cycle as planned");
-                }
-            }
-            Ok::<(), BrokerError>(())
-        }
-    });
-    let minutes = broker.clone();
-    supervisor.spawn("minutes", move |stop| {
-        let broker = minutes.clone();
-        async move { broker.run_minutes(&stop).await }
-    });
-    let statistics = broker.inspection().statistics().clone();
-    supervisor.spawn("segment_sizes", move |stop| {
-        let statistics = statistics.clone();
-        async move {
-            while stop.run_until_cancelled(tokio::time::sleep(statistics.sizes_interval())).await.is_some() {
-                let Some(done) = stop.run_until_cancelled(statistics.sizes_turn()).await else { break };
-                count_pass("segment_sizes", done.is_ok());
-                if let Err(error) = done {
-                    tracing::warn!(%error, "segment sizes are late; next pass as planned");
                 }
             }
             Ok::<(), BrokerError>(())

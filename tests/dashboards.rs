@@ -159,7 +159,7 @@ fn every_route_statement_and_loop_has_its_label() {
             assert!(STATEMENTS.contains(&statement.as_str()), "src/metrics.rs: STATEMENTS lacks {statement:?}");
         }
     }
-    for path in ["src/app.rs", "src/broker/peers.rs"] {
+    for path in ["src/app.rs", "src/app/statistics.rs", "src/broker/peers.rs"] {
         let text = read(path);
         for name in quoted_after(&text, ".spawn(\"").into_iter().chain(quoted_after(&text, "count_pass(\"")) {
             assert!(LOOPS.contains(&name.as_str()), "src/metrics.rs: LOOPS lacks {name:?}");
