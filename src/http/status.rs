@@ -162,10 +162,8 @@ pub async fn refresh(State(state): State<AppState>) -> Result<Response, ApiError
 pub async fn analytics(State(state): State<AppState>, RawQuery(raw): RawQuery) -> Result<Response, ApiError> {
     let query = Query::parse(raw.as_deref())?;
     let (from, to) = range(&query, chrono::Duration::hours(24))?;
-    let interval = match query.text("interval") {
-        Some(interval @ ("minute" | "day")) => interval,
-        _ => "hour",
-    };
+    let asked = query.text("interval");
+    let interval = ["minute", "day"].into_iter().find(|known| asked == Some(known)).unwrap_or("hour");
     let points = state.broker()?.inspection().messages_by_age(&filter(&query)?, (from, to), interval).await?;
     let points: Vec<Value> =
         points.into_iter().map(|(at, messages)| json!({"timestamp": label(at), "messages": messages})).collect();
