@@ -1,7 +1,5 @@
 //! Background loops of what the admin routes show.
 
-use std::time::Duration;
-
 use crate::broker::Broker;
 use crate::broker::error::BrokerError;
 use crate::shutdown::{Supervisor, count_pass};
