@@ -23,6 +23,7 @@ pub mod fusion_batch;
 pub mod grants;
 pub mod group;
 pub mod group_admin;
+pub mod group_list;
 pub mod inspection;
 pub mod lease;
 pub mod message_list;
@@ -71,6 +72,7 @@ pub use figures::Figures;
 use grants::Grants;
 use group::GroupDirectory;
 use group_admin::{GroupAdmin, GroupMemory};
+use group_list::GroupList;
 use inspection::Inspection;
 use parking::Parking;
 use peers::Peers;
@@ -93,6 +95,7 @@ pub struct Broker {
     queues: QueueDirectory,
     memory: GroupMemory,
     group_admin: GroupAdmin,
+    group_list: GroupList,
     ready: ReadyIndex,
     peers: Peers,
     push: PushPath,
@@ -135,6 +138,7 @@ impl Broker {
             GroupMemory { groups: groups.clone(), ready: ready.clone(), ack: ack.clone(), activity: activity.clone() };
         let name = settings.name.clone();
         let peers = Peers::new(name, store.clone(), queues.clone(), memory.clone(), parking.clone());
+        let group_list = GroupList::new(store.clone());
         let group_admin = GroupAdmin::new(store.clone(), memory.clone(), peers.clone());
         let fusion = PushFusion::start(&store, &ready, &peers, &cache, &settings, &stop);
         let dead_letters =
@@ -171,6 +175,7 @@ impl Broker {
             queues,
             memory,
             group_admin,
+            group_list,
             ready,
             peers,
             push,
@@ -289,6 +294,11 @@ impl Broker {
     /// What an operator may do to consumer groups.
     pub fn group_admin(&self) -> &GroupAdmin {
         &self.group_admin
+    }
+
+    /// Listings of consumer groups.
+    pub fn group_list(&self) -> &GroupList {
+        &self.group_list
     }
 
     /// The dead letters.

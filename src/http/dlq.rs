@@ -5,7 +5,6 @@ use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -13,6 +12,7 @@ use super::error::ApiError;
 use super::extract::{Query, check_name};
 use super::json;
 use super::state::AppState;
+use super::status::paging;
 use crate::broker::Broker;
 use crate::broker::dead_letters::{
     Destination, LIST_ROWS_MAX, ListRequest, ListedLetter, ReplayError, Replayed, Wanted,
@@ -24,11 +24,12 @@ const ONLY_DEAD_LETTERS: &str = "no dead letter at this address; only dead lette
 /// `GET /api/v1/dlq`.
 pub async fn list(State(state): State<AppState>, RawQuery(query): RawQuery) -> Result<Response, ApiError> {
     let query = Query::parse(query.as_deref())?;
+    let (limit, offset) = paging(&query, LIST_ROWS_DEFAULT, LIST_ROWS_MAX)?;
     let request = ListRequest {
         queue: query.name("queue")?.map(str::to_owned),
         group: query.name("consumerGroup")?.map(str::to_owned),
-        limit: count_of(&query, "limit")?.unwrap_or(LIST_ROWS_DEFAULT).min(LIST_ROWS_MAX),
-        offset: count_of(&query, "offset")?.unwrap_or(0),
+        limit,
+        offset,
     };
     let broker = state.broker()?;
     let rows = broker.dead_letters().list(&request).await?;
@@ -55,7 +56,7 @@ fn render_row(out: &mut Vec<u8>, broker: &Broker, row: &ListedLetter) {
         out.extend_from_slice(key.as_bytes());
         json::string(out, value);
     };
-    let filed = timestamp(row.failed_at);
+    let filed = json::instant(row.failed_at);
     text("{\"id\":", &row.id.to_string());
     text(",\"transactionId\":", &row.transaction_id);
     text(",\"partitionId\":", &broker.ids().partition(row.partition).to_string());
@@ -198,19 +199,4 @@ fn not_at_address(partition: &str, transaction: &str) -> Response {
     let body = json!({"success": false, "partitionId": partition, "transactionId": transaction,
                       "error": "Message not found", "message": ONLY_DEAD_LETTERS});
     (StatusCode::NOT_FOUND, Json(body)).into_response()
-}
-
-/// A number of rows; the empty string counts as absent.
-fn count_of(query: &Query, key: &str) -> Result<Option<i64>, ApiError> {
-    if query.text(key).is_none() {
-        return Ok(None);
-    }
-    match query.integer(key)? {
-        Some(count) if count < 0 => Err(ApiError::BadRequest(format!("{key} must not be negative"))),
-        count => Ok(count),
-    }
-}
-
-fn timestamp(at: DateTime<Utc>) -> String {
-    at.to_rfc3339_opts(SecondsFormat::Millis, true)
 }

@@ -5,11 +5,11 @@ use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::extract::{Query, check_name};
+use super::json::instant;
 use super::state::AppState;
 use crate::broker::group_admin::SeekTo;
 
@@ -130,12 +130,8 @@ async fn destination(state: &AppState, body: &[u8]) -> Result<Option<SeekTo>, Ap
 fn echo(to: SeekTo) -> (bool, Option<String>) {
     match to {
         SeekTo::End => (true, None),
-        SeekTo::Timestamp(at) => (false, Some(milliseconds(at))),
+        SeekTo::Timestamp(at) => (false, Some(instant(at))),
     }
-}
-
-fn milliseconds(at: DateTime<Utc>) -> String {
-    at.to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
 /// The object of a body; a body of zero length is one without fields.

@@ -6,6 +6,7 @@ pub mod changed_partitions;
 pub mod dlq;
 pub mod error;
 pub mod extract;
+pub mod group_listings;
 pub mod groups;
 pub mod health;
 pub mod internal;

@@ -9,7 +9,7 @@ use axum::routing::{self, MethodRouter};
 use super::error::no_such_route;
 use super::state::AppState;
 use super::{
-    ack, analytics, changed_partitions, dlq, groups, health, internal, lease, messages, metrics, openapi, pop, push,
+    ack, analytics, changed_partitions, dlq, group_listings, groups, health, internal, lease, messages, metrics, openapi, pop, push,
     queue, resources, retention, status, system_metrics, traces, transaction, workload,
 };
 
@@ -170,9 +170,9 @@ routes! {
     post "/api/v1/dlq/{id}/replay" ReadWrite Tenant "Replay one dead letter" => dlq::replay;
 
     // Consumer groups.
-    get "/api/v1/consumer-groups" ReadOnly Tenant "All groups, by queue";
-    get "/api/v1/consumer-groups/lagging" ReadOnly Tenant "Cursors that lag";
-    get "/api/v1/consumer-groups/{group}" ReadOnly Tenant "The cursors of one group";
+    get "/api/v1/consumer-groups" ReadOnly Tenant "All groups, by queue" => group_listings::all;
+    get "/api/v1/consumer-groups/lagging" ReadOnly Tenant "Cursors that lag" => group_listings::lagging;
+    get "/api/v1/consumer-groups/{group}" ReadOnly Tenant "The cursors of one group" => group_listings::one;
     delete "/api/v1/consumer-groups/{group}" Admin Tenant "Delete a group everywhere" => groups::delete;
     delete "/api/v1/consumer-groups/{group}/queues/{queue}" Admin Tenant "Delete a group of one queue" => groups::delete_of_queue;
     post "/api/v1/consumer-groups/{group}/subscription" ReadWrite Tenant "Move a group's subscription instant" => groups::subscription;

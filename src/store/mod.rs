@@ -12,6 +12,7 @@ pub mod database_report;
 pub mod dead_letters;
 pub mod empty_partitions;
 pub mod error;
+pub mod group_listings;
 pub mod groups;
 pub mod inspection;
 pub mod loop_leases;
