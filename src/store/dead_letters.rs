@@ -114,18 +114,17 @@ macro_rules! select_letters {
     };
 }
 
-/// The page is measured before a payload is fetched from its TOAST table.
+/// The page is measured before a payload is fetched from its TOAST table, and each row of it is one probe.
 macro_rules! list_letters {
     ($which:literal) => {
         concat!(
-            select_letters!(
-                "JOIN (SELECT l.id, sum(l.bytes) OVER (ORDER BY l.failed_at DESC, l.id DESC) - l.bytes AS before \
-                   FROM (SELECT d.id, d.failed_at, octet_length(d.payload)::bigint AS bytes FROM queen.dead_letters d \
-                         WHERE "
-            ),
+            "SELECT d.* FROM ( \
+               SELECT l.id, l.failed_at, sum(l.bytes) OVER (ORDER BY l.failed_at DESC, l.id DESC) - l.bytes AS before \
+               FROM (SELECT d.id, d.failed_at, octet_length(d.payload)::bigint AS bytes FROM queen.dead_letters d WHERE ",
             $which,
-            " ORDER BY d.failed_at DESC, d.id DESC LIMIT $3 OFFSET $4) l) page ON page.id = d.id \
-              WHERE page.before <= $5 ORDER BY d.failed_at DESC, d.id DESC"
+            " ORDER BY d.failed_at DESC, d.id DESC LIMIT $3 OFFSET $4) l) page CROSS JOIN LATERAL (",
+            select_letters!("WHERE d.id = page.id LIMIT 1"),
+            ") d WHERE page.before <= $5 ORDER BY page.failed_at DESC, page.id DESC"
         )
     };
 }
@@ -135,12 +134,13 @@ macro_rules! purge_letters {
         concat!(
             "WITH until AS (SELECT coalesce($3, clock_timestamp()) AS at), \
              doomed AS MATERIALIZED ( \
-               SELECT id FROM queen.dead_letters WHERE id IN ( \
+               SELECT ctid AS place FROM queen.dead_letters WHERE id = ANY (ARRAY( \
                  SELECT id FROM queen.dead_letters WHERE ",
             $which,
-            " AND failed_at <= (SELECT at FROM until) ORDER BY failed_at, id LIMIT $4) \
+            " AND failed_at <= (SELECT at FROM until) ORDER BY failed_at, id LIMIT $4)) \
                ORDER BY id FOR UPDATE), \
-             gone AS (DELETE FROM queen.dead_letters d USING doomed WHERE d.id = doomed.id RETURNING 1) \
+             gone AS ( \
+               DELETE FROM queen.dead_letters WHERE ctid = ANY (ARRAY(SELECT place FROM doomed)) RETURNING 1) \
              SELECT (SELECT count(*) FROM gone), (SELECT at FROM until)"
         )
     };
@@ -225,9 +225,9 @@ impl Store {
         transaction: &str,
     ) -> StoreResult<Option<QueueId>> {
         let queues: Vec<i32> = sqlx::query_scalar(
-            "DELETE FROM queen.dead_letters WHERE id IN ( \
+            "DELETE FROM queen.dead_letters WHERE id = ANY (ARRAY( \
                SELECT id FROM queen.dead_letters WHERE partition_id = $1 AND transaction_id = $2 \
-                 AND tenant = queen.default_tenant() ORDER BY id FOR UPDATE) RETURNING queue_id",
+                 AND tenant = queen.default_tenant() ORDER BY id FOR UPDATE)) RETURNING queue_id",
         )
         .bind(partition.0)
         .bind(transaction)

@@ -75,6 +75,19 @@ macro_rules! owed {
     };
 }
 
+/// The group of a key, with its queue, as `g`: one probe, whatever the statistics say of the tables.
+macro_rules! group_of {
+    ($key:literal) => {
+        concat!(
+            " CROSS JOIN LATERAL (SELECT g.*, q.name AS queue_name FROM queen.consumer_groups g \
+                JOIN queen.queues q ON q.id = g.queue_id \
+                WHERE g.id = ",
+            $key,
+            " AND q.tenant = queen.default_tenant() LIMIT 1) g "
+        )
+    };
+}
+
 macro_rules! cursor_columns {
     () => {
         "c.partition_id, p.name AS partition_name, c.worker_id, \
@@ -85,25 +98,24 @@ macro_rules! cursor_columns {
 }
 
 const TOTALS: &str = concat!(
-    "SELECT g.name AS group_name, q.name AS queue_name, a.*, g.mode, g.subscribed_at, g.registered_at, g.conflation, \
+    "SELECT g.name AS group_name, g.queue_name, a.*, g.mode, g.subscribed_at, g.registered_at, g.conflation, \
        coalesce(greatest(floor(extract(epoch FROM statement_timestamp() - a.oldest_at)), 0), 0)::bigint AS lag_seconds \
      FROM (SELECT c.group_id, count(*) AS cursors, count(*) FILTER (WHERE w.lag > 0) AS lagging, \
              sum(w.lag)::bigint AS lag, bool_or(c.total_consumed > 0) AS consumed, min(s.created_at) AS oldest_at \
            FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = c.partition_id",
     owed!(),
-    "GROUP BY c.group_id) a \
-     JOIN queen.consumer_groups g ON g.id = a.group_id JOIN queen.queues q ON q.id = g.queue_id \
-     WHERE q.tenant = queen.default_tenant() ORDER BY g.name, q.name"
+    "GROUP BY c.group_id) a",
+    group_of!("a.group_id"),
+    "ORDER BY g.name, g.queue_name"
 );
 
 const LAGGING: &str = concat!(
-    "SELECT g.name AS group_name, q.name AS queue_name, g.conflation, ",
+    "SELECT g.name AS group_name, g.queue_name, g.conflation, ",
     cursor_columns!(),
     "FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = c.partition_id",
     owed!(),
-    "JOIN queen.consumer_groups g ON g.id = c.group_id JOIN queen.queues q ON q.id = g.queue_id \
-     WHERE w.lag > 0 AND s.created_at <= statement_timestamp() - make_interval(secs => $1) \
-       AND q.tenant = queen.default_tenant() \
+    group_of!("c.group_id"),
+    "WHERE w.lag > 0 AND s.created_at <= statement_timestamp() - make_interval(secs => $1) \
      ORDER BY s.created_at, c.partition_id, c.group_id LIMIT $2"
 );
 

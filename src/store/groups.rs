@@ -203,15 +203,17 @@ impl Store {
         .timed("group delete")
         .await?;
         let (ids, queues): (Vec<i32>, Vec<i32>) = groups.into_iter().unzip();
+        // One probe per partition and rows by their place: no order of joins that stale statistics could get wrong.
         let deleted: i64 = sqlx::query_scalar(
-            "WITH doomed AS MATERIALIZED ( \
-               SELECT c.partition_id, c.group_id FROM unnest($1::int[], $2::int[]) AS u (group_id, queue_id) \
-               JOIN queen.log_partitions p ON p.queue_id = u.queue_id \
-               JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = u.group_id \
-               ORDER BY c.partition_id, c.group_id FOR UPDATE OF c), \
+            "WITH lanes AS MATERIALIZED ( \
+               SELECT p.id, u.group_id FROM unnest($1::int[], $2::int[]) AS u (group_id, queue_id) \
+               JOIN queen.log_partitions p ON p.queue_id = u.queue_id ORDER BY p.id, u.group_id), \
+             doomed AS MATERIALIZED ( \
+               SELECT c.place FROM lanes l CROSS JOIN LATERAL ( \
+                 SELECT c.ctid AS place FROM queen.log_consumers c \
+                 WHERE c.partition_id = l.id AND c.group_id = l.group_id FOR UPDATE) c), \
              gone AS ( \
-               DELETE FROM queen.log_consumers c USING doomed d \
-               WHERE c.partition_id = d.partition_id AND c.group_id = d.group_id RETURNING 1) \
+               DELETE FROM queen.log_consumers WHERE ctid = ANY (ARRAY(SELECT place FROM doomed)) RETURNING 1) \
              SELECT count(*) FROM gone",
         )
         .bind(&ids)
@@ -250,8 +252,8 @@ impl Store {
             "WITH unmet AS MATERIALIZED ( \
                SELECT p.id, g.id AS group_id FROM queen.consumer_groups g \
                JOIN queen.log_partitions p ON p.queue_id = g.queue_id AND p.created_at <= g.registered_at \
-               WHERE g.id = ANY($1) AND g.mode <> 'all' AND NOT EXISTS ( \
-                 SELECT 1 FROM queen.log_consumers c WHERE c.partition_id = p.id AND c.group_id = g.id) \
+               WHERE g.id = ANY($1) AND g.mode <> 'all' AND ( \
+                 SELECT 1 FROM queen.log_consumers c WHERE c.partition_id = p.id AND c.group_id = g.id) IS NULL \
                ORDER BY p.id, g.id FOR KEY SHARE OF p) \
              INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
              SELECT p.id, g.id, ",
