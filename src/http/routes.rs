@@ -9,8 +9,8 @@ use axum::routing::{self, MethodRouter};
 use super::error::no_such_route;
 use super::state::AppState;
 use super::{
-    ack, analytics, changed_partitions, dlq, group_listings, groups, health, internal, lease, messages, metrics, openapi, pop, push,
-    queue, resources, retention, status, system_metrics, traces, transaction, workload,
+    ack, analytics, changed_partitions, dlq, group_listings, groups, health, internal, lease, messages, metrics,
+    openapi, pop, push, queue, resources, retention, status, system_metrics, traces, transaction, workload,
 };
 
 /// Methods that the protocol uses.
