@@ -27,6 +27,8 @@ pub const SKIP_MAX: usize = 10_000;
 const QUEUES_MAX: i64 = 200;
 /// Partitions of a queue that a listing looks through, in name order, beside those known to be recent.
 const PARTITIONS_MAX: i64 = 10_000;
+/// Partitions that a listing looks through in all.
+const CANDIDATES_MAX: i64 = 20_000;
 /// Partitions whose messages a listing reads.
 const PLACES_MAX: usize = 2_000;
 /// Partitions per step of the merge.
@@ -195,6 +197,7 @@ impl Broker {
                 from: filter.from,
                 queues_max: QUEUES_MAX,
                 partitions_max: PARTITIONS_MAX,
+                candidates_max: CANDIDATES_MAX,
                 places_max: PLACES_MAX as i64,
             })
             .await?;
@@ -269,7 +272,15 @@ impl Broker {
                 .filter(|f| f.base == run.1 && places.get(f.place).is_some_and(|place| place.partition == run.0))
                 .map(|f| f.offset)
                 .collect();
-            by_run.insert(*run, self.frames_at(run.0, &wanted, &mut bytes_left).await?);
+            let frames = match self.frames_at(run.0, &wanted, &mut bytes_left).await {
+                // One damaged segment must not hide a page of others.
+                Err(BrokerError::Failed(error)) => {
+                    tracing::error!(error, partition = %run.0, base_offset = %run.1, "a listed segment cannot be read");
+                    HashMap::new()
+                }
+                read => read?,
+            };
+            by_run.insert(*run, frames);
         }
         let shared: Vec<Arc<MessagePlace>> = places.iter().cloned().map(Arc::new).collect();
         Ok(page

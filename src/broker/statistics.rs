@@ -64,11 +64,32 @@ struct Work {
     /// Changed queues that wait for their turn, oldest first.
     changed: VecDeque<QueueId>,
     known: BTreeSet<QueueId>,
-    /// Queues that are walked in pages; the first is under way.
-    large: VecDeque<QueueId>,
-    walk: Option<Walk>,
+    /// Large queues that changed, and those whose turn it is.
+    changed_walks: Walks,
+    sweep_walks: Walks,
     freshened: Option<Instant>,
     refreshed: Option<(Instant, Refreshed)>,
+}
+
+/// Queues that are walked in pages, one after the other.
+#[derive(Debug, Default)]
+struct Walks {
+    line: VecDeque<QueueId>,
+    under_way: Option<Walk>,
+}
+
+impl Walks {
+    fn is_empty(&self) -> bool {
+        self.line.is_empty() && self.under_way.is_none()
+    }
+
+    fn add(&mut self, queues: impl Iterator<Item = QueueId>) {
+        for queue in queues {
+            if !self.line.contains(&queue) {
+                self.line.push_back(queue);
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -117,10 +138,13 @@ impl Statistics {
         let interval_ms = millis(self.settings.interval);
         // A little less than the interval: the brokers' clocks must not skip every other turn.
         if let Some(turn) = self.store.take_turn("statistics", interval_ms.saturating_mul(9) / 10).await? {
-            let reached = self.sweep(&mut work, turn.reached, SWEEP_PARTITIONS_MAX).await?;
-            self.store.end_turn("statistics", reached).await?;
+            if work.sweep_walks.is_empty() {
+                let reached = self.sweep(&mut work, turn.reached, SWEEP_PARTITIONS_MAX).await?;
+                self.store.end_turn("statistics", reached).await?;
+            }
+            self.walk(&mut work.sweep_walks, SWEEP_PARTITIONS_MAX).await?;
         }
-        self.walk(&mut work, CYCLE_PARTITIONS_MAX).await?;
+        self.walk(&mut work.changed_walks, CYCLE_PARTITIONS_MAX).await?;
         Ok(())
     }
 
@@ -152,22 +176,19 @@ impl Statistics {
         self.gather(&mut work).await?;
         work.changed.clear();
         work.known.clear();
-        work.large.clear();
-        work.walk = None;
+        (work.changed_walks, work.sweep_walks) = (Walks::default(), Walks::default());
         let (mut reached, mut done) = (0, Refreshed::default());
         loop {
             let queues = self.store.queues_after(reached, SMALL_QUEUES_PER_STATEMENT as i64).await?;
             let Some(last) = queues.last() else { break };
             reached = last.0;
-            let (partitions, saved) = self.sum_small(&mut work, &queues).await?;
+            let (partitions, saved) = self.sum_small(&mut work.sweep_walks, &queues).await?;
             done.partitions += partitions;
             done.queues += saved;
         }
-        while !work.large.is_empty() || work.walk.is_some() {
-            let (partitions, saved) = self.walk(&mut work, i64::MAX).await?;
-            done.partitions += partitions;
-            done.queues += saved;
-        }
+        let (partitions, saved) = self.walk(&mut work.sweep_walks, i64::MAX).await?;
+        done.partitions += partitions;
+        done.queues += saved;
         done.elapsed_ms = millis(started.elapsed());
         work.refreshed = Some((started, done));
         Ok(done)
@@ -217,7 +238,7 @@ impl Statistics {
             queues.iter().for_each(|queue| {
                 work.known.remove(queue);
             });
-            partitions += self.sum_small(work, &queues).await?.0;
+            partitions += self.sum_small(&mut work.changed_walks, &queues).await?.0;
         }
         Ok(())
     }
@@ -229,35 +250,31 @@ impl Statistics {
             let Some(last) = queues.last() else { return Ok(0) };
             reached = last.0;
             queues_left -= queues.len() as i64;
-            partitions += self.sum_small(work, &queues).await?.0;
+            partitions += self.sum_small(&mut work.sweep_walks, &queues).await?.0;
         }
         Ok(reached)
     }
 
     /// Sums these queues and saves what is complete; the large ones join the line of walks. Answers the partitions looked
     /// at and the snapshots saved.
-    async fn sum_small(&self, work: &mut Work, queues: &[QueueId]) -> BrokerResult<(i64, i64)> {
+    async fn sum_small(&self, walks: &mut Walks, queues: &[QueueId]) -> BrokerResult<(i64, i64)> {
         let summed = self.store.sum_queues(queues, SMALL_PARTITIONS_MAX).await?;
         let partitions = summed.iter().map(|queue| queue.stats.sums.partitions).sum();
         let (large, small): (Vec<_>, Vec<_>) = summed.into_iter().partition(|queue| queue.is_large);
-        for queue in large.iter().map(|queue| queue.stats.queue) {
-            if !work.large.contains(&queue) {
-                work.large.push_back(queue);
-            }
-        }
+        walks.add(large.iter().map(|queue| queue.stats.queue));
         let small: Vec<NewStats> = small.into_iter().map(|queue| queue.stats).collect();
         self.store.save_stats(&small).await?;
         Ok((partitions, small.len() as i64))
     }
 
     /// Walks large queues for so many partitions, and remembers where it stopped.
-    async fn walk(&self, work: &mut Work, partitions_max: i64) -> BrokerResult<(i64, i64)> {
+    async fn walk(&self, walks: &mut Walks, partitions_max: i64) -> BrokerResult<(i64, i64)> {
         let (mut partitions, mut saved) = (0, 0);
         while partitions < partitions_max {
-            let mut walk = match work.walk.take() {
+            let mut walk = match walks.under_way.take() {
                 Some(walk) => walk,
                 None => {
-                    let Some(queue) = work.large.pop_front() else { break };
+                    let Some(queue) = walks.line.pop_front() else { break };
                     let (dead_letters, at) = self.store.count_dead_letters(queue).await?;
                     Walk { queue, after: None, sums: Sums::default(), dead_letters, at }
                 }
@@ -267,7 +284,7 @@ impl Statistics {
             walk.sums.add(&page.sums);
             if page.last.is_some() && page.sums.partitions == PAGE_PARTITIONS {
                 walk.after = page.last;
-                work.walk = Some(walk);
+                walks.under_way = Some(walk);
                 continue;
             }
             let Walk { queue, sums, dead_letters, at, .. } = walk;

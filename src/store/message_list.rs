@@ -74,6 +74,8 @@ pub struct PlaceFilter {
     pub queues_max: i64,
     /// See `queues_max`.
     pub partitions_max: i64,
+    /// Partitions found that way, in all.
+    pub candidates_max: i64,
     /// Most places answered, those written last.
     pub places_max: i64,
 }
@@ -124,9 +126,9 @@ impl Store {
                  AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3) \
                ORDER BY s.last_write_at DESC NULLS LAST, q.id DESC LIMIT $7), \
              candidates AS MATERIALIZED ( \
-               SELECT p.id FROM wanted w CROSS JOIN LATERAL ( \
+               (SELECT p.id FROM wanted w CROSS JOIN LATERAL ( \
                  SELECT id FROM queen.log_partitions p WHERE p.queue_id = w.id AND ($4::text IS NULL OR p.name = $4) \
-                   AND p.last_write_at >= $6 ORDER BY p.name LIMIT $8) p \
+                   AND p.last_write_at >= $6 ORDER BY p.name LIMIT $8) p LIMIT $10) \
                UNION SELECT unnest($5::bigint[])) \
              SELECT p.id, p.name, q.name AS queue_name, q.namespace, q.task, q.priority, p.last_write_at \
              FROM candidates c JOIN queen.log_partitions p ON p.id = c.id JOIN queen.queues q ON q.id = p.queue_id \
@@ -144,6 +146,7 @@ impl Store {
         .bind(filter.queues_max)
         .bind(filter.partitions_max)
         .bind(filter.places_max)
+        .bind(filter.candidates_max)
         .fetch_all(&self.pool)
         .timed("finding recent partitions")
         .await?;
