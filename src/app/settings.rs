@@ -16,7 +16,7 @@ pub(super) fn broker_settings(config: &Config) -> BrokerSettings {
         push_groups_max: config.push.fusion_queue_max,
         push_bytes_max: config.push.fusion_bytes_max,
         push_inflight_bytes_max: config.limits.request_bytes_max(),
-        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() / 8 * 7 } else { 0 },
+        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() } else { 0 },
         zstd_level: i32::from(config.push.zstd_level),
         pop_workers: config.pop.pop_workers,
         segment_cache_bytes_max: config.pop.segment_cache_bytes_max(),
@@ -85,6 +85,6 @@ fn transaction_settings(config: &Config) -> TransactionSettings {
         bundles_max: if fused { config.transaction.bundles_max } else { 1 },
         bytes_max: config.push.fusion_bytes_max,
         waiting_max: config.limits.requests_waiting_max,
-        dedup_bytes_max: if config.push.dedup_cache { config.push.dedup_cache_bytes_max() / 8 } else { 0 },
+        zstd_level: i32::from(config.push.zstd_level),
     }
 }

@@ -2,12 +2,13 @@
 //! inside the deduplication window, pack segments.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 
-use super::dedup::{DedupMemory, Refresh};
+use super::dedup::{DedupBudget, DedupMemory, Refresh};
 use super::meter::meter;
 use super::push::Packed;
 use super::segment::{self, Frames};
@@ -24,6 +25,8 @@ pub struct Writing {
     pub zstd_level: i32,
     /// Takes what was committed.
     pub cache: SegmentCache,
+    /// What memories of transaction ids may take.
+    pub dedup: Arc<DedupBudget>,
 }
 
 /// What a flush wants to store in one partition, as far as deduplication is concerned.

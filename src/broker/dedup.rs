@@ -8,6 +8,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::ids::{Offset, PartitionId, TransactionHash};
@@ -68,19 +70,55 @@ pub enum Refresh {
     Window,
 }
 
-/// The memory of one push shard.
+/// The bound that all memories of a broker share: pushes and transactions take of it what they need.
+#[derive(Debug)]
+pub struct DedupBudget {
+    used: AtomicUsize,
+    members: AtomicUsize,
+    bytes_max: usize,
+}
+
+impl DedupBudget {
+    /// A bound in bytes; 0 remembers nothing.
+    pub fn new(bytes_max: usize) -> Arc<DedupBudget> {
+        Arc::new(DedupBudget { used: AtomicUsize::new(0), members: AtomicUsize::new(0), bytes_max })
+    }
+
+    /// Bytes held by all, about, as of each one's last flush.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether a memory of this size must give some of it up: nobody is driven below an equal share.
+    fn is_exceeded_by(&self, bytes: usize) -> bool {
+        self.used() > self.bytes_max && bytes > self.bytes_max / self.members.load(Ordering::Relaxed).max(1)
+    }
+}
+
+/// The memory of one push shard or transaction lane.
 #[derive(Debug)]
 pub struct DedupMemory {
     partitions: HashMap<PartitionId, Memory>,
     expiry: VecDeque<(Instant, PartitionId)>,
     entries: usize,
-    bytes_max: usize,
+    budget: Arc<DedupBudget>,
+    /// What the budget knows of it.
+    counted: usize,
+}
+
+impl Drop for DedupMemory {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.counted, Ordering::Relaxed);
+        self.budget.members.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl DedupMemory {
-    /// An empty memory of bounded size; 0 remembers nothing.
-    pub fn new(bytes_max: usize) -> DedupMemory {
-        DedupMemory { partitions: HashMap::new(), expiry: VecDeque::new(), entries: 0, bytes_max }
+    /// An empty memory that takes its share of the budget.
+    pub fn new(budget: &Arc<DedupBudget>) -> DedupMemory {
+        budget.members.fetch_add(1, Ordering::Relaxed);
+        let budget = budget.clone();
+        DedupMemory { partitions: HashMap::new(), expiry: VecDeque::new(), entries: 0, budget, counted: 0 }
     }
 
     /// What to read before the partition's memory may be used: its last offset is `last`, its window `window_seconds`.
@@ -163,10 +201,18 @@ impl DedupMemory {
                 self.forget(partition);
             }
         }
-        while self.bytes() > self.bytes_max {
+        self.count();
+        while self.budget.is_exceeded_by(self.counted) {
             let Some(partition) = self.partitions.keys().next().copied() else { break };
             self.forget(partition);
+            self.count();
         }
+    }
+
+    fn count(&mut self) {
+        let bytes = self.bytes();
+        self.budget.used.fetch_add(bytes.wrapping_sub(self.counted), Ordering::Relaxed);
+        self.counted = bytes;
     }
 
     /// Bytes held, about.
@@ -192,7 +238,7 @@ mod tests {
     #[test]
     fn a_memory_is_read_once_and_then_follows_what_is_stored() {
         let now = Instant::now();
-        let mut memory = DedupMemory::new(1 << 20);
+        let mut memory = DedupMemory::new(&DedupBudget::new(1 << 20));
         assert_eq!(memory.refresh(P, Offset(4), 60, now), Refresh::Window);
         memory.start(P, Offset(4), 60, now);
         memory.add(P, Offset(3), &[hash("a"), hash("b")], now);
@@ -209,7 +255,7 @@ mod tests {
     #[test]
     fn a_wider_window_is_read_again_and_a_narrower_one_is_not() {
         let now = Instant::now() + Duration::from_secs(10_000);
-        let mut memory = DedupMemory::new(1 << 20);
+        let mut memory = DedupMemory::new(&DedupBudget::new(1 << 20));
         memory.start(P, Offset(9), 60, now);
         assert_eq!(memory.refresh(P, Offset(9), 30, now), Refresh::Nothing);
         assert_eq!(memory.refresh(P, Offset(9), 61, now), Refresh::Window);
@@ -219,7 +265,7 @@ mod tests {
     #[test]
     fn rotation_never_drops_what_the_window_still_holds() {
         let mut now = Instant::now() + Duration::from_secs(10_000);
-        let mut memory = DedupMemory::new(1 << 20);
+        let mut memory = DedupMemory::new(&DedupBudget::new(1 << 20));
         memory.start(P, Offset::NONE, 60, now);
         let mut stored: Vec<(Instant, String)> = Vec::new();
         for n in 0..400_i64 {
@@ -238,14 +284,35 @@ mod tests {
     #[test]
     fn what_is_over_the_bound_or_idle_is_forgotten_and_read_again() {
         let now = Instant::now();
-        let mut memory = DedupMemory::new(10 * PARTITION_BYTES);
+        let mut memory = DedupMemory::new(&DedupBudget::new(10 * PARTITION_BYTES));
         for id in 0..100 {
             memory.start(PartitionId(id), Offset(0), 60, now);
         }
         memory.trim(now);
         assert!(memory.bytes() <= 10 * PARTITION_BYTES);
         memory.trim(now + Duration::from_secs(1000));
-        assert_eq!((memory.bytes(), memory.partitions.len()), (0, 0));
+        assert_eq!((memory.bytes(), memory.partitions.len(), memory.budget.used()), (0, 0, 0));
         assert_eq!(memory.refresh(P, Offset(0), 60, now), Refresh::Window);
+    }
+
+    #[test]
+    fn memories_share_one_bound_and_none_is_driven_below_an_equal_share() {
+        let now = Instant::now();
+        let budget = DedupBudget::new(20 * PARTITION_BYTES);
+        let (mut large, mut small) = (DedupMemory::new(&budget), DedupMemory::new(&budget));
+        for id in 0..16 {
+            large.start(PartitionId(id), Offset(0), 60, now);
+        }
+        large.trim(now);
+        assert_eq!(large.partitions.len(), 16, "more than half, while nobody else needs it");
+        for id in 0..9 {
+            small.start(PartitionId(id), Offset(0), 60, now);
+        }
+        small.trim(now);
+        assert_eq!(small.partitions.len(), 9);
+        large.trim(now);
+        assert_eq!((large.partitions.len(), budget.used()), (11, 20 * PARTITION_BYTES));
+        drop(large);
+        assert_eq!(budget.used(), 9 * PARTITION_BYTES);
     }
 }

@@ -53,7 +53,7 @@ impl Broker {
             pushed: meter::PUSHED.load(Ordering::Relaxed),
             push_bytes,
             push_bytes_max,
-            dedup_bytes: self.push.dedup_bytes(),
+            dedup_bytes: self.dedup.used(),
             transactions_waiting: self.transactions.lanes().waiting(),
             pops_parked: parking.parked(),
             segment_cache_bytes: self.pop.reads.cached_bytes(),

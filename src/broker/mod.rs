@@ -66,6 +66,7 @@ use append::Writing;
 use claim_fusion::ClaimFusion;
 use configure::ConfigureRequest;
 use dead_letters::DeadLetters;
+use dedup::DedupBudget;
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
 pub use figures::Figures;
@@ -103,6 +104,7 @@ pub struct Broker {
     ack: AckPipeline,
     dead_letters: DeadLetters,
     transactions: TransactionPath,
+    dedup: Arc<DedupBudget>,
     encryption: Encryption,
     activity: Arc<Activity>,
     inspection: Inspection,
@@ -140,7 +142,8 @@ impl Broker {
         let peers = Peers::new(name, store.clone(), queues.clone(), memory.clone(), parking.clone());
         let group_list = GroupList::new(store.clone());
         let group_admin = GroupAdmin::new(store.clone(), memory.clone(), peers.clone());
-        let fusion = PushFusion::start(&store, &ready, &peers, &cache, &settings, &stop);
+        let dedup = DedupBudget::new(settings.dedup_bytes_max);
+        let fusion = PushFusion::start(&store, &ready, &peers, &cache, &dedup, &settings, &stop);
         let dead_letters =
             DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone(), activity.clone());
         let push = PushPath::new(queues.clone(), fusion.clone(), encryption.clone());
@@ -153,7 +156,7 @@ impl Broker {
             ack.clone(),
             activity.clone(),
             settings.transaction.clone(),
-            Writing { zstd_level: settings.zstd_level, cache: cache.clone() },
+            Writing { zstd_level: settings.zstd_level, cache: cache.clone(), dedup: dedup.clone() },
         );
         let transactions =
             TransactionPath::new(store.clone(), queues.clone(), encryption.clone(), fusion, ack.search(), lanes);
@@ -183,6 +186,7 @@ impl Broker {
             ack,
             dead_letters,
             transactions,
+            dedup,
             encryption,
             activity,
             inspection,

@@ -161,11 +161,6 @@ impl PushPath {
         self.fusion.inflight_bytes()
     }
 
-    /// Memory of recent transaction ids, in bytes.
-    pub fn dedup_bytes(&self) -> usize {
-        self.fusion.dedup_bytes()
-    }
-
     /// Stores the items; answers one result each, in order, once every group has resolved (`spec/push-pop.md` §2.2).
     pub async fn push(&self, items: &[PushItem<'_>], producer_sub: Option<&str>) -> BrokerResult<Vec<PushResult>> {
         let minted: Vec<Uuid> = items.iter().map(|_| Uuid::now_v7()).collect();

@@ -6,14 +6,13 @@
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::dedup::DedupMemory;
+use super::dedup::{DedupBudget, DedupMemory};
 use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
 use super::peers::Peers;
@@ -51,8 +50,6 @@ pub struct PushFusion {
     shards: Arc<[mpsc::Sender<PushJob>]>,
     admission: Arc<Semaphore>,
     admission_units: usize,
-    /// Per shard, what its memory holds.
-    dedup_bytes: Arc<[AtomicUsize]>,
 }
 
 impl PushFusion {
@@ -62,14 +59,14 @@ impl PushFusion {
         ready: &ReadyIndex,
         peers: &Peers,
         cache: &SegmentCache,
+        dedup: &Arc<DedupBudget>,
         settings: &BrokerSettings,
         stop: &CancellationToken,
     ) -> PushFusion {
         let units = (settings.push_inflight_bytes_max / ADMISSION_UNIT_BYTES).max(1);
         let count = settings.push_shards.max(1);
-        let dedup_bytes: Arc<[AtomicUsize]> = (0..count).map(|_| AtomicUsize::new(0)).collect();
         let shards = (0..count)
-            .map(|nth| {
+            .map(|_| {
                 let (sender, receiver) = mpsc::channel(SHARD_QUEUE_MAX);
                 let shard = Shard {
                     store: store.clone(),
@@ -79,26 +76,19 @@ impl PushFusion {
                     groups_max: settings.push_groups_max.max(1),
                     bytes_max: settings.push_bytes_max,
                     zstd_level: settings.zstd_level,
-                    memory: DedupMemory::new(settings.dedup_bytes_max / count),
-                    nth,
-                    dedup_bytes: dedup_bytes.clone(),
+                    memory: DedupMemory::new(dedup),
                 };
                 tokio::spawn(shard.run(receiver, stop.clone()));
                 sender
             })
             .collect();
-        PushFusion { shards, admission: Arc::new(Semaphore::new(units)), admission_units: units, dedup_bytes }
+        PushFusion { shards, admission: Arc::new(Semaphore::new(units)), admission_units: units }
     }
 
     /// Bytes of requests under way, and the bound past which they are refused.
     pub fn inflight_bytes(&self) -> (usize, usize) {
         let used = self.admission_units.saturating_sub(self.admission.available_permits());
         (used * ADMISSION_UNIT_BYTES, self.admission_units * ADMISSION_UNIT_BYTES)
-    }
-
-    /// Memory of recent transaction ids, in bytes, as of each shard's last flush.
-    pub fn dedup_bytes(&self) -> usize {
-        self.dedup_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// Reserves room for a request, or refuses it: waiting pushes are bounded by bytes.
@@ -131,8 +121,6 @@ struct Shard {
     bytes_max: usize,
     zstd_level: i32,
     memory: DedupMemory,
-    nth: usize,
-    dedup_bytes: Arc<[AtomicUsize]>,
 }
 
 impl Shard {
@@ -232,9 +220,6 @@ impl Shard {
         let jobs = partitions.iter().flat_map(|p| &p.jobs);
         let (groups, messages) = jobs.fold((0, 0), |(groups, messages), job| (groups + 1, messages + job.packed.len()));
         meter().flushed(groups, messages, started.elapsed());
-        if let Some(bytes) = self.dedup_bytes.get(self.nth) {
-            bytes.store(self.memory.bytes(), Ordering::Relaxed);
-        }
         self.ready.appended(&flushed.appended);
         self.peers.landed(&flushed.appended);
         Ok(flushed.outcomes)

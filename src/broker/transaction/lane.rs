@@ -84,7 +84,7 @@ impl Lanes {
 
     /// Runs one lane until `stop` fires and everything taken in is answered.
     pub async fn run(&self, stop: &CancellationToken) {
-        let mut memory = DedupMemory::new(self.inner.settings.dedup_bytes_max / self.count());
+        let mut memory = DedupMemory::new(&self.inner.writing.dedup);
         while let Some(batch) = self.next_batch(stop).await {
             self.flush(&mut memory, batch).await;
         }

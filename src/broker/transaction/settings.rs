@@ -11,8 +11,6 @@ pub struct TransactionSettings {
     pub bytes_max: usize,
     /// Bundles that may wait for a lane; past it they are answered 429.
     pub waiting_max: usize,
-    /// Memory for recent transaction ids, shared by the lanes.
-    pub dedup_bytes_max: usize,
 }
 
 impl TransactionSettings {
@@ -29,7 +27,6 @@ impl Default for TransactionSettings {
             bundles_max: TransactionSettings::BUNDLES_MAX,
             bytes_max: 16 << 20,
             waiting_max: 4096,
-            dedup_bytes_max: 64 << 20,
         }
     }
 }
