@@ -85,6 +85,5 @@ fn transaction_settings(config: &Config) -> TransactionSettings {
         bundles_max: if fused { config.transaction.bundles_max } else { 1 },
         bytes_max: config.push.fusion_bytes_max,
         waiting_max: config.limits.requests_waiting_max,
-        zstd_level: i32::from(config.push.zstd_level),
     }
 }
