@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use crate::broker::Broker;
 use crate::broker::error::BrokerError;
 use crate::broker::settings::BrokerSettings;
+use crate::broker::spool::Spool;
 use crate::config::{Config, PostgresConfig};
 use crate::http::{self, state::AppState};
 use crate::metrics::Kind;
@@ -24,7 +25,7 @@ use crate::shutdown::{Shutdown, Supervisor, count_pass};
 use crate::store::migrate::{self, SchemaError};
 use crate::store::tls::TlsSettings;
 use crate::store::{Store, StoreError};
-use settings::broker_settings;
+use settings::{broker_settings, spool_settings};
 
 /// Pause between two tries to reach a database that was away at boot.
 const DATABASE_RETRY: Duration = Duration::from_millis(500);
@@ -52,6 +53,9 @@ pub enum StartError {
     /// The database answered the migrations but not the first query.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The disk spool cannot be opened.
+    #[error("cannot open the disk spool: {0}")]
+    Spool(#[source] std::io::Error),
     /// The address is taken or not ours.
     #[error("cannot listen on {address}: {source}")]
     Bind {
@@ -100,13 +104,21 @@ impl App {
         keep_metrics_small(&supervisor, &metrics);
         let broker = Arc::new(OnceLock::new());
         let settings = broker_settings(&config);
-        match open_broker(&pools, &settings, &shutdown, &supervisor).await {
+        let spool = Spool::open(&spool_settings(&config)).map_err(StartError::Spool)?;
+        match open_broker(&pools, &settings, &spool, &shutdown, &supervisor).await {
             Ok(open) => {
                 let _ = broker.set(open);
             }
             Err(error) if is_away(&error) => {
                 tracing::warn!(%error, "the database is away; serving 503 until it returns");
-                finish_boot_later(pools.clone(), settings, shutdown.clone(), &supervisor, broker.clone());
+                finish_boot_later(
+                    pools.clone(),
+                    settings,
+                    spool.clone(),
+                    shutdown.clone(),
+                    &supervisor,
+                    broker.clone(),
+                );
             }
             Err(error) => return Err(error),
         }
@@ -114,7 +126,7 @@ impl App {
         let bind = |source| StartError::Bind { address: address.clone(), source };
         let listener = TcpListener::bind((config.http.host.as_str(), config.http.port)).await.map_err(bind)?;
         let local = listener.local_addr().map_err(bind)?;
-        let state = AppState { broker: broker.clone(), metrics, body_bytes_max: config.http.body_bytes_max };
+        let state = AppState { broker: broker.clone(), spool, metrics, body_bytes_max: config.http.body_bytes_max };
         let server = tokio::spawn(serve(listener, state, shutdown.clone()));
         Ok(App { address: local, shutdown, supervisor, server, pools, broker })
     }
@@ -175,6 +187,7 @@ async fn serve(listener: TcpListener, state: AppState, shutdown: Shutdown) {
 async fn open_broker(
     pools: &Pools,
     settings: &BrokerSettings,
+    spool: &Spool,
     shutdown: &Shutdown,
     supervisor: &Supervisor,
 ) -> Result<Broker, StartError> {
@@ -185,7 +198,9 @@ async fn open_broker(
         tracing::info!("schema: apply skipped, it is the one of this version");
     }
     let store = Store::open(pools.main.clone(), pools.claims.clone()).await?;
-    let broker = Broker::start(store, settings.clone(), shutdown.soft().clone());
+    let broker = Broker::start(store, settings.clone(), spool.clone(), shutdown.soft().clone());
+    // A mode that was on before this start is on from its first request.
+    broker.maintenance().refresh().await?;
     spawn_loops(supervisor, &broker);
     Ok(broker)
 }
@@ -254,6 +269,16 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
             }
         });
     }
+    let maintenance = broker.maintenance().clone();
+    supervisor.spawn("maintenance", move |stop| {
+        let maintenance = maintenance.clone();
+        async move { maintenance.run(&stop).await }
+    });
+    let drain = broker.drain().clone();
+    supervisor.spawn("spool_drain", move |stop| {
+        let drain = drain.clone();
+        async move { drain.run(&stop).await }
+    });
     let retention = broker.retention().clone();
     supervisor.spawn("retention", move |stop| {
         let retention = retention.clone();
@@ -286,17 +311,18 @@ fn is_away(error: &StartError) -> bool {
 fn finish_boot_later(
     pools: Pools,
     settings: BrokerSettings,
+    spool: Spool,
     shutdown: Shutdown,
     supervisor: &Supervisor,
     broker: Arc<OnceLock<Broker>>,
 ) {
     let tasks = supervisor.clone();
     supervisor.spawn("finish_boot", move |stop| {
-        let (pools, settings, shutdown) = (pools.clone(), settings.clone(), shutdown.clone());
+        let (pools, settings, spool, shutdown) = (pools.clone(), settings.clone(), spool.clone(), shutdown.clone());
         let (tasks, broker) = (tasks.clone(), broker.clone());
         async move {
             loop {
-                match open_broker(&pools, &settings, &shutdown, &tasks).await {
+                match open_broker(&pools, &settings, &spool, &shutdown, &tasks).await {
                     Ok(open) => {
                         let _ = broker.set(open);
                         tracing::info!("the database is back; booted");

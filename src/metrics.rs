@@ -171,7 +171,9 @@ pub const ERROR_KINDS: &[&str] = &["bad_request", "overloaded", "no_database", "
 /// How a statement failed (`store/error.rs`).
 pub const STORE_ERROR_KINDS: &[&str] = &["unavailable", "outcome_unknown", "refused", "corrupt"];
 /// What became of a pushed message.
-pub const PUSH_STATUS: &[&str] = &["queued", "duplicate", "failed"];
+pub const PUSH_STATUS: &[&str] = &["queued", "duplicate", "buffered", "failed"];
+/// What became of records of the disk spool.
+pub const SPOOL_RESULTS: &[&str] = &["spooled", "stored", "duplicate", "quarantined"];
 /// Stages that share one database transaction among requests.
 pub const FUSION_OPS: &[&str] = &["push", "ack", "transaction"];
 /// Why the dedup memory asked PostgreSQL.
@@ -206,6 +208,8 @@ pub const LOOPS: &[&str] = &[
     "ready_reconcile",
     "sweep",
     "retention",
+    "maintenance",
+    "spool_drain",
     "peer_heartbeat",
     "peer_sender",
     "peer_listener",
@@ -308,6 +312,9 @@ pub const STATEMENTS: &[&str] = &[
     "reading a timestamp",
     "reading cursors",
     "reading minutes",
+    "reading switches",
+    "setting a switch",
+    "spool mark",
     "reading queen.meta",
     "reading history",
     "reading segments",
@@ -428,6 +435,13 @@ metrics! {
     TRANSACTION_SIGNALS_BELOW = Counter "regent_transaction_signals_below_cursor_total", "Acks other than completed, in committed transactions, of messages that the cursor had passed; they did nothing.";
     TRANSACTION_LOST_ANSWERS = Counter "regent_transaction_lost_answers_total", "Commits of transactions whose answer was lost and whose outcome was looked up.";
     TRANSACTIONS_WAITING = Gauge "regent_transactions_waiting", "Transactions that wait for a flush.";
+    // The disk spool.
+    SPOOL_PENDING = Gauge "queen_file_buffer_pending", "Messages on this broker's disk that are not in PostgreSQL yet.";
+    SPOOL_FAILED = Gauge "queen_file_buffer_failed", "Messages that could not be written to the spool; they answered failed.";
+    SPOOL_DB_HEALTHY = Gauge "queen_file_buffer_db_healthy", "1 while PostgreSQL takes pushes, 0 while they go to disk.";
+    SPOOL_RECORDS = Counter "regent_spool_records_total" ["result" SPOOL_RESULTS], "Messages of the disk spool: written, stored in PostgreSQL, found stored already, put aside for good.";
+    MAINTENANCE = Gauge "queen_maintenance_mode_enabled", "1 while push maintenance is on.";
+
     // Retention.
     RETENTION_SEGMENTS = Counter "regent_retention_segments_total" ["rule" RETENTION_RULES], "Segments deleted, by the rule that let them go.";
     RETENTION_MESSAGES = Counter "regent_retention_messages_total" ["rule" RETENTION_RULES], "Messages in deleted segments, by rule.";

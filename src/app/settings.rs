@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::broker::ack::AckSettings;
 use crate::broker::retention::RetentionSettings;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription, StatisticsSettings};
+use crate::broker::spool::SpoolSettings;
 use crate::broker::transaction::TransactionSettings;
 use crate::config::{Config, SubscriptionMode};
 
@@ -85,5 +86,16 @@ fn transaction_settings(config: &Config) -> TransactionSettings {
         bundles_max: if fused { config.transaction.bundles_max } else { 1 },
         bytes_max: config.push.fusion_bytes_max,
         waiting_max: config.limits.requests_waiting_max,
+    }
+}
+
+/// Where pushes go that the database cannot take.
+pub(super) fn spool_settings(config: &Config) -> SpoolSettings {
+    let set = &config.spool;
+    SpoolSettings {
+        dir: set.file_buffer_dir.clone().unwrap_or_else(|| config.data_dir.join("spool")),
+        bytes_max: set.mib_max.saturating_mul(1 << 20),
+        records_per_file: set.records_per_file,
+        encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
     }
 }

@@ -255,7 +255,9 @@ impl DeadLetters {
                     continue;
                 }
                 Ok(Err(JobError::LetterGone)) => return Err(ReplayError::Gone),
-                Ok(Err(JobError::Failed(text))) => return Err(ReplayError::Refused(text.to_string())),
+                Ok(Err(JobError::Failed(text) | JobError::Away(text))) => {
+                    return Err(ReplayError::Refused(text.to_string()));
+                }
                 Ok(Err(JobError::Unknown(text))) => return Err(ReplayError::Unknown(text.to_string())),
                 Ok(Ok(items)) => items.into_iter().next(),
             };

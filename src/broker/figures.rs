@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use metrics::gauge;
 
+use super::spool::SpoolFigures;
 use super::{Broker, meter};
 use crate::metrics as names;
 
@@ -34,6 +35,10 @@ pub struct Figures {
     pub ready_groups: usize,
     /// Deadlines in the ready index.
     pub ready_deadlines: usize,
+    /// The disk spool.
+    pub spool: SpoolFigures,
+    /// Whether push maintenance is on.
+    pub is_maintenance: bool,
     /// Open connections.
     pub connections: u32,
     /// Open connections that nobody uses.
@@ -62,6 +67,8 @@ impl Broker {
             ready_entries,
             ready_groups,
             ready_deadlines,
+            spool: self.drain.spool.figures(),
+            is_maintenance: self.drain.spool.maintenance(),
             connections,
             connections_idle,
             connections_max: self.store.pool_max(),
@@ -85,6 +92,10 @@ impl Figures {
             (names::READY_ENTRIES, self.ready_entries),
             (names::READY_GROUPS, self.ready_groups),
             (names::READY_DEADLINES, self.ready_deadlines),
+            (names::SPOOL_PENDING, self.spool.pending as usize),
+            (names::SPOOL_FAILED, self.spool.failed as usize),
+            (names::SPOOL_DB_HEALTHY, usize::from(self.spool.db_healthy)),
+            (names::MAINTENANCE, usize::from(self.is_maintenance)),
             (names::POOL_SIZE, self.connections as usize),
             (names::POOL_IDLE, self.connections_idle),
             (names::POOL_ACTIVE, active),

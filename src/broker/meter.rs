@@ -30,6 +30,7 @@ pub struct Meter {
     push_payload_bytes: Counter,
     push_queued: Counter,
     push_duplicate: Counter,
+    push_buffered: Counter,
     push_failed: Counter,
     push_flushes: Counter,
     push_flushed_groups: Counter,
@@ -104,6 +105,7 @@ impl Meter {
             push_payload_bytes: counter!(names::PUSH_PAYLOAD_BYTES),
             push_queued: status("queued"),
             push_duplicate: status("duplicate"),
+            push_buffered: status("buffered"),
             push_failed: status("failed"),
             push_flushes: counter!(names::BATCHES_FIRED, "op" => "push"),
             push_flushed_groups: counter!(names::BATCH_ITEMS_FIRED, "op" => "push"),
@@ -153,17 +155,19 @@ impl Meter {
     /// A push request was answered; `None` if it failed as a whole.
     pub fn push_answered(&self, results: Option<&[PushResult]>, items: usize) {
         let Some(results) = results else { return self.push_failed.increment(items as u64) };
-        let (mut queued, mut duplicate) = (0, 0);
+        let (mut queued, mut duplicate, mut buffered) = (0, 0, 0);
         for result in results {
             match result.status {
                 PushStatus::Queued { .. } => queued += 1,
                 PushStatus::Duplicate { .. } => duplicate += 1,
+                PushStatus::Buffered => buffered += 1,
                 PushStatus::Failed { .. } => {}
             }
         }
         self.push_queued.increment(queued);
         self.push_duplicate.increment(duplicate);
-        self.push_failed.increment((items as u64).saturating_sub(queued + duplicate));
+        self.push_failed.increment((items as u64).saturating_sub(queued + duplicate + buffered));
+        self.push_buffered.increment(buffered);
     }
 
     /// A flush committed.

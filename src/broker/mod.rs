@@ -26,6 +26,7 @@ pub mod group_admin;
 pub mod group_list;
 pub mod inspection;
 pub mod lease;
+pub mod maintenance;
 pub mod message_list;
 pub mod meter;
 pub mod minutes;
@@ -37,6 +38,7 @@ pub mod pop;
 pub mod push;
 pub mod push_flush;
 pub mod push_fusion;
+pub mod push_spool;
 pub mod queue;
 pub mod reads;
 pub mod ready;
@@ -47,6 +49,7 @@ pub mod retention_report;
 pub mod segment;
 pub mod segment_cache;
 pub mod settings;
+pub mod spool;
 pub mod statistics;
 pub mod traces;
 pub mod transaction;
@@ -75,6 +78,7 @@ use group::GroupDirectory;
 use group_admin::{GroupAdmin, GroupMemory};
 use group_list::GroupList;
 use inspection::Inspection;
+use maintenance::Maintenance;
 use parking::Parking;
 use peers::Peers;
 use pop::{PopAnswer, PopPath, PopRequest};
@@ -86,6 +90,8 @@ use ready::ReadyIndex;
 use retention::Retention;
 use segment_cache::SegmentCache;
 use settings::BrokerSettings;
+use spool::Spool;
+use spool::drain::Drain;
 use statistics::Statistics;
 use transaction::{Bundle, Committed, Refusal, TransactionPath};
 
@@ -109,6 +115,8 @@ pub struct Broker {
     activity: Arc<Activity>,
     inspection: Inspection,
     retention: Retention,
+    maintenance: Maintenance,
+    drain: Drain,
 }
 
 /// Outcome of a lease extension.
@@ -122,7 +130,7 @@ pub struct Extension {
 
 impl Broker {
     /// Puts the paths together over an open store. `stop` ends the push shards and answers parked pops.
-    pub fn start(store: Store, settings: BrokerSettings, stop: CancellationToken) -> Broker {
+    pub fn start(store: Store, settings: BrokerSettings, spool: Spool, stop: CancellationToken) -> Broker {
         let queues = QueueDirectory::new(store.clone());
         let groups = GroupDirectory::new(store.clone());
         let ready = ReadyIndex::new(store.clone(), queues.clone());
@@ -146,7 +154,17 @@ impl Broker {
         let fusion = PushFusion::start(&store, &ready, &peers, &cache, &dedup, &settings, &stop);
         let dead_letters =
             DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone(), activity.clone());
-        let push = PushPath::new(queues.clone(), fusion.clone(), encryption.clone());
+        let push = PushPath::new(queues.clone(), fusion.clone(), encryption.clone(), spool.clone());
+        let maintenance = Maintenance::new(store.clone(), spool.clone());
+        let drain = Drain {
+            spool,
+            store: store.clone(),
+            queues: queues.clone(),
+            ready: ready.clone(),
+            peers: peers.clone(),
+            encryption: encryption.clone(),
+            zstd_level: settings.zstd_level,
+        };
         let statistics = Statistics::new(store.clone(), activity.clone(), settings.statistics);
         let inspection = Inspection::new(store.clone(), statistics, settings.statistics.safe_floor_ms);
         let lanes = transaction::lane::Lanes::new(
@@ -191,6 +209,8 @@ impl Broker {
             activity,
             inspection,
             retention,
+            maintenance,
+            drain,
         }
     }
 
@@ -329,6 +349,16 @@ impl Broker {
     /// another way than by push, pop and ack tells it: `activity().touched(queue)`.
     pub fn activity(&self) -> &Activity {
         &self.activity
+    }
+
+    /// The maintenance modes.
+    pub fn maintenance(&self) -> &Maintenance {
+        &self.maintenance
+    }
+
+    /// What stores the spool's records.
+    pub fn drain(&self) -> &Drain {
+        &self.drain
     }
 
     /// What deletes in the background.

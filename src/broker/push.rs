@@ -9,8 +9,10 @@ use uuid::Uuid;
 use super::encryption::Encryption;
 use super::error::{BrokerError, BrokerResult};
 use super::push_fusion::{PushFusion, PushJob};
+use super::push_spool::{follow, spool_all, spool_some};
 use super::queue::{Queue, QueueDirectory};
 use super::segment::Frame;
+use super::spool::Spool;
 use crate::ids::{Offset, TransactionHash};
 use crate::store::partitions::PartitionKey;
 
@@ -42,6 +44,8 @@ pub enum PushStatus {
         /// Where the original is.
         offset: Offset,
     },
+    /// On this broker's disk; it reaches PostgreSQL later, once (I8).
+    Buffered,
     /// Exists nowhere; the producer must retry.
     Failed {
         /// Why.
@@ -123,6 +127,8 @@ pub enum JobError {
     LetterGone,
     /// The transaction failed for good.
     Failed(Arc<str>),
+    /// PostgreSQL could not be reached: nothing happened.
+    Away(Arc<str>),
     /// The connection broke in the commit, and it could not be found out what became of it.
     Unknown(Arc<str>),
 }
@@ -136,6 +142,7 @@ pub struct PushPath {
     queues: QueueDirectory,
     fusion: PushFusion,
     encryption: Encryption,
+    spool: Spool,
 }
 
 /// The items of one request for one (queue, partition).
@@ -152,8 +159,8 @@ pub struct Group<'a> {
 
 impl PushPath {
     /// Over the queues and the fusion of this broker.
-    pub fn new(queues: QueueDirectory, fusion: PushFusion, encryption: Encryption) -> PushPath {
-        PushPath { queues, fusion, encryption }
+    pub fn new(queues: QueueDirectory, fusion: PushFusion, encryption: Encryption, spool: Spool) -> PushPath {
+        PushPath { queues, fusion, encryption, spool }
     }
 
     /// Bytes of pushes under way, and the bound past which they are refused.
@@ -163,19 +170,29 @@ impl PushPath {
 
     /// Stores the items; answers one result each, in order, once every group has resolved (`spec/push-pop.md` §2.2).
     pub async fn push(&self, items: &[PushItem<'_>], producer_sub: Option<&str>) -> BrokerResult<Vec<PushResult>> {
+        let encrypts = |queue: &str| self.queues.cached_named(queue).map(|queue| queue.options.encryption_enabled);
+        if self.spool.takes_everything() {
+            return Ok(spool_all(&self.spool, &encrypts, items, producer_sub).await);
+        }
         let minted: Vec<Uuid> = items.iter().map(|_| Uuid::now_v7()).collect();
-        let (mut groups, followers) = group_items(items);
+        let (groups, followers) = group_items(items);
         let size: usize = items.iter().map(|item| item.payload.len() + 64).sum();
         let _admitted = self.fusion.admit(size)?;
         let mut results: Vec<Option<PushResult>> = vec![None; items.len()];
+        // Behind what this broker has spooled of their partitions.
+        let (behind, mut groups): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| self.spool.holds(group.queue, group.partition));
+        let mut to_spool: Vec<(usize, bool)> =
+            behind.iter().flat_map(|group| group.items.iter().map(|index| (*index, false))).collect();
         for attempt in 0..=QUEUE_GONE_RETRIES {
             let names = distinct_queues(&groups);
             let queues = match self.queues.find_or_create(&names).await {
                 Ok(queues) => queues,
                 Err(BrokerError::NoDatabase(error)) => {
-                    let error: Arc<str> = error.to_string().into();
-                    groups.iter_mut().for_each(|g| g.refused = Some(error.clone()));
-                    HashMap::new()
+                    tracing::debug!(%error, "queues cannot be looked up; their pushes are spooled");
+                    self.spool.set_away(true);
+                    to_spool.extend(groups.iter().flat_map(|group| group.items.iter().map(|index| (*index, false))));
+                    break;
                 }
                 Err(error) => return Err(error),
             };
@@ -188,6 +205,11 @@ impl PushPath {
                         group.refused = None;
                         again.push(group);
                     }
+                    Err(error @ (JobError::Away(_) | JobError::Unknown(_))) => {
+                        let probe = matches!(error, JobError::Unknown(_));
+                        self.spool.set_away(true);
+                        to_spool.extend(group.items.iter().map(|index| (*index, probe)));
+                    }
                     outcome => record(&mut results, &group, &minted, outcome),
                 }
             }
@@ -196,16 +218,15 @@ impl PushPath {
             }
             groups = again;
         }
-        for (follower, leader) in followers {
-            results[follower] = results[leader].clone().map(|leader| PushResult {
-                minted_id: leader.minted_id,
-                status: match leader.status {
-                    PushStatus::Queued { offset } => PushStatus::Duplicate { offset },
-                    other => other,
-                },
-                ..leader
-            });
+        to_spool.sort_unstable();
+        for probe in [false, true] {
+            let indexes: Vec<usize> = to_spool.iter().filter(|(_, is)| *is == probe).map(|(index, _)| *index).collect();
+            if !indexes.is_empty() {
+                let (spool, results) = (&self.spool, &mut results);
+                spool_some(spool, &encrypts, items, &minted, &indexes, producer_sub, probe, results).await;
+            }
         }
+        follow(&mut results, &followers);
         Ok(results
             .into_iter()
             .zip(minted)
@@ -295,7 +316,7 @@ pub fn pack_group(
 
 /// Groups by (queue, partition) in body order, and collapses repeated keys onto their first item: answers the groups
 /// and the (follower, leader) pairs (`spec/push-pop.md` §2.5).
-pub fn group_items<'a>(items: &[PushItem<'a>]) -> (Vec<Group<'a>>, Vec<(usize, usize)>) {
+pub(super) fn group_items<'a>(items: &[PushItem<'a>]) -> (Vec<Group<'a>>, Vec<(usize, usize)>) {
     let mut groups: Vec<Group<'a>> = Vec::new();
     let mut by_key: HashMap<(&str, &str), usize> = HashMap::new();
     let mut leaders: HashMap<(usize, &str), usize> = HashMap::new();
@@ -345,7 +366,7 @@ fn record(results: &mut [Option<PushResult>], group: &Group<'_>, minted: &[Uuid]
             let error: Arc<str> = match error {
                 JobError::QueueGone => "the queue is being deleted".into(),
                 JobError::LetterGone => "the dead letter is gone".into(),
-                JobError::Failed(text) | JobError::Unknown(text) => text,
+                JobError::Failed(text) | JobError::Away(text) | JobError::Unknown(text) => text,
             };
             for index in &group.items {
                 let own = minted[*index];

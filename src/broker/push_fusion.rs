@@ -29,6 +29,11 @@ const ADMISSION_UNIT_BYTES: usize = 1024;
 /// Groups that may queue in front of one shard; the byte admission is the real bound.
 const SHARD_QUEUE_MAX: usize = 8192;
 
+/// How long a database that cannot be reached is tried again before pushes go to the spool.
+const AWAY_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the outcome of a commit is looked up before that.
+const LOOK_UP_PATIENCE: Duration = Duration::from_secs(10);
+
 /// One group on its way.
 #[derive(Debug)]
 pub struct PushJob {
@@ -172,6 +177,7 @@ impl Shard {
     async fn flush_until_known(&mut self, partitions: Vec<PartitionBatch>, mut look_up: bool) {
         const PAUSES_MS: [u64; 5] = [0, 20, 100, 400, 1000];
         let mut last = None;
+        let started = std::time::Instant::now();
         for pause in PAUSES_MS {
             tokio::time::sleep(Duration::from_millis(pause)).await;
             match self.try_flush(&partitions, look_up).await {
@@ -179,7 +185,8 @@ impl Shard {
                 Err(error) => {
                     let unknown = is_unknown(&error);
                     look_up |= unknown;
-                    let passing = unknown || error.is_transient();
+                    let patience = if look_up { LOOK_UP_PATIENCE } else { AWAY_PATIENCE };
+                    let passing = (unknown || error.is_transient()) && started.elapsed() < patience;
                     last = Some(error);
                     if !passing {
                         break;
@@ -188,12 +195,17 @@ impl Shard {
                 }
             }
         }
+        let is_away = last.as_ref().is_some_and(crate::store::StoreError::is_connection);
         let error = last.map(|e| e.to_string()).unwrap_or_default();
         tracing::error!(%error, "push flush failed");
         meter().flush_failures.increment(1);
         let error: Arc<str> = error.into();
         for job in partitions.into_iter().flat_map(|p| p.jobs) {
-            let told = if look_up { JobError::Unknown(error.clone()) } else { JobError::Failed(error.clone()) };
+            let told = match (look_up, is_away) {
+                (true, _) => JobError::Unknown(error.clone()),
+                (false, true) => JobError::Away(error.clone()),
+                (false, false) => JobError::Failed(error.clone()),
+            };
             // A producer that hung up does not care.
             let _ = job.reply.send(Err(told));
         }

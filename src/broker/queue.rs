@@ -87,6 +87,11 @@ impl QueueDirectory {
         self.by_name.get(name).map(|queue| queue.id)
     }
 
+    /// A cached queue by name.
+    pub fn cached_named(&self, name: &str) -> Option<Queue> {
+        self.by_name.get(name).map(|queue| queue.clone())
+    }
+
     /// A cached queue by key.
     pub fn cached(&self, id: QueueId) -> Option<Queue> {
         self.by_id.get(&id).map(|queue| queue.clone())

@@ -52,7 +52,8 @@ const ZERO_ALLOWED: &[&str] = &[
 
 /// Documented variables that this broker accepts and does not need, by prefix or whole name.
 const WITHOUT_EFFECT: &[&str] = &[
-    "FILE_BUFFER_",
+    "FILE_BUFFER_FLUSH_MS",
+    "FILE_BUFFER_MAX_BATCH",
     "JWT_",
     "METRICS_FLUSH_MS",
     "POP_WAIT_BACKOFF_",

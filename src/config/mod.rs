@@ -15,6 +15,7 @@ mod report;
 mod retention;
 mod secret;
 mod security;
+mod spool;
 mod statistics;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ pub use push::PushConfig;
 pub use retention::RetentionConfig;
 pub use secret::{EncryptionKey, Secret};
 pub use security::SecurityConfig;
+pub use spool::SpoolConfig;
 pub use statistics::StatisticsConfig;
 pub use transaction::TransactionConfig;
 
@@ -147,6 +149,9 @@ pub struct Config {
     /// The transaction path.
     #[command(flatten)]
     pub transaction: TransactionConfig,
+    /// The disk spool.
+    #[command(flatten)]
+    pub spool: SpoolConfig,
     /// Deletion in the background.
     #[command(flatten)]
     pub retention: RetentionConfig,

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::error::ApiError;
 use super::extract::{Query, check_name};
 use super::json;
+use super::maintenance;
 use super::state::AppState;
 use super::status::paging;
 use crate::broker::Broker;
@@ -103,6 +104,9 @@ pub async fn retry(
     State(state): State<AppState>,
     Path((partition, transaction)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
+    if state.spool.maintenance() {
+        return Ok(maintenance::no_replay());
+    }
     let wanted = Wanted::Message(partition.clone(), transaction.clone());
     match state.broker()?.dead_letters().replay(&wanted, &Destination::default()).await {
         Err(ReplayError::Gone) => Ok(not_at_address(&partition, &transaction)),
@@ -116,6 +120,9 @@ pub async fn retry(
 /// `POST /api/v1/dlq/:id/replay`.
 pub async fn replay(State(state): State<AppState>, Path(id): Path<String>, body: Bytes) -> Result<Response, ApiError> {
     let to = destination_of(&body)?;
+    if state.spool.maintenance() {
+        return Ok(maintenance::no_replay());
+    }
     let answered = match state.broker()?.dead_letters().replay(&Wanted::Id(id.clone()), &to).await {
         Err(error @ ReplayError::Gone) => {
             let body = json!({"success": false, "result": "gone", "dlqId": id, "error": error.to_string(),

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::extract::check_name;
 use super::state::AppState;
+use crate::broker::maintenance::Mode;
 
 #[derive(Deserialize)]
 struct Notification {
@@ -33,8 +34,8 @@ pub async fn notify(State(state): State<AppState>, body: Bytes) -> Result<Respon
 }
 
 /// `GET /api/v1/system/shared-state`.
-pub async fn shared_state(State(_): State<AppState>) -> Response {
-    Json(with_modes(json!({"enabled": false, "reason": "single_node_segments_broker"}))).into_response()
+pub async fn shared_state(State(state): State<AppState>) -> Response {
+    Json(with_modes(&state, json!({"enabled": false, "reason": "single_node_segments_broker"}))).into_response()
 }
 
 /// `GET /internal/api/shared-state/stats` and its alias.
@@ -43,33 +44,36 @@ pub async fn peers(State(state): State<AppState>) -> Result<Response, ApiError> 
     let rows = broker.peer_rows().await?;
     let alive = rows.iter().filter(|row| row.is_alive).count();
     if alive == 0 {
-        return Ok(Json(with_modes(json!({"enabled": false, "reason": "no_peers"}))).into_response());
+        return Ok(Json(with_modes(&state, json!({"enabled": false, "reason": "no_peers"}))).into_response());
     }
     let peers: Vec<Value> = rows
         .iter()
         .map(|row| json!({"host": row.name, "port": 0, "connected": row.is_alive, "resolved": true, "resolved_ip": null}))
         .collect();
-    Ok(Json(with_modes(json!({
-        "enabled": true,
-        "running": true,
-        "server_id": broker.name(),
-        "transport": "postgres",
-        "port": 0,
-        "peer_count": rows.len(),
-        "peers": peers,
-        "servers_alive": alive,
-        "servers_dead": rows.len() - alive,
-        "eph_members": 0,
-        "signature_failures": 0,
-        "handshake_failures": 0,
-        "sequence_rejections": 0,
-    })))
+    Ok(Json(with_modes(
+        &state,
+        json!({
+            "enabled": true,
+            "running": true,
+            "server_id": broker.name(),
+            "transport": "postgres",
+            "port": 0,
+            "peer_count": rows.len(),
+            "peers": peers,
+            "servers_alive": alive,
+            "servers_dead": rows.len() - alive,
+            "eph_members": 0,
+            "signature_failures": 0,
+            "handshake_failures": 0,
+            "sequence_rejections": 0,
+        }),
+    ))
     .into_response())
 }
 
-fn with_modes(mut body: Value) -> Value {
-    for mode in ["maintenance_mode", "pop_maintenance_mode"] {
-        body[mode] = false.into();
-    }
+fn with_modes(state: &AppState, mut body: Value) -> Value {
+    body["maintenance_mode"] = state.spool.maintenance().into();
+    let pops = state.broker.get().is_some_and(|broker| broker.maintenance().is_on(Mode::Pop));
+    body["pop_maintenance_mode"] = pops.into();
     body
 }

@@ -12,6 +12,7 @@ pub mod health;
 pub mod internal;
 pub mod json;
 pub mod lease;
+pub mod maintenance;
 pub mod messages;
 pub mod meter;
 pub mod metrics;

@@ -14,6 +14,7 @@ use super::state::AppState;
 use crate::broker::Broker;
 use crate::broker::delivery::{Delivered, Run};
 use crate::broker::group::Subscription;
+use crate::broker::maintenance::Mode;
 use crate::broker::pop::{BATCH_MAX, PopAnswer, PopRequest, Scope};
 use crate::broker::segment::Frame;
 use crate::ids::QUEUE_MODE_GROUP;
@@ -59,15 +60,32 @@ async fn serve(broker: &Broker, scope: Scope, query: Query) -> Result<Response, 
         return Ok(refused);
     }
     let request = request_of(broker, scope, &query)?;
+    if broker.maintenance().is_on(Mode::Pop) {
+        return paused(&query);
+    }
     // A parked pop keeps only what it needs.
     drop(query);
-    match broker.pop(&request).await? {
+    let answer = tokio::select! {
+        answer = broker.pop(&request) => answer?,
+        // A parked pop must not deliver any more; what it claimed at that instant comes again after its lease.
+        () = broker.maintenance().pops_paused(), if request.wait => None,
+    };
+    match answer {
         Some(answer) => {
             let body = render(broker, &request, &answer);
             Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
         }
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }
+}
+
+/// The answer of a paused pop: nothing, without a body unless the client asked for conflation.
+fn paused(query: &Query) -> Result<Response, ApiError> {
+    if query.boolean("conflation")? == Some(true) {
+        let body = serde_json::json!({"messages": [], "paused": true, "conflation": true});
+        return Ok(Json(body).into_response());
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// What conflation cannot be combined with (`spec/push-pop.md` §7.12).

@@ -16,6 +16,7 @@ use super::extract::check_name;
 use super::json;
 use super::state::AppState;
 use crate::broker::push::{PushItem, PushResult, PushStatus};
+use crate::broker::push_spool;
 use crate::ids::DEFAULT_PARTITION;
 
 /// A string, borrowed from the body unless it has escapes.
@@ -111,9 +112,18 @@ pub async fn push(State(state): State<AppState>, body: Bytes) -> Result<Response
     let parsed: Body<'_> =
         serde_json::from_slice(&body).map_err(|error| ApiError::bad_body(diagnose(&body, &error)))?;
     let items: Vec<PushItem<'_>> = parsed.items.iter().enumerate().map(item_of).collect::<Result<_, _>>()?;
-    let results = if items.is_empty() { Vec::new() } else { state.broker()?.push(&items, None).await? };
+    let results = match state.broker.get() {
+        _ if items.is_empty() => Vec::new(),
+        Some(broker) => broker.push(&items, None).await?,
+        // The database has not been reached since the start (README ruling 3).
+        None => push_spool::spool_all(&state.spool, &|_| None, &items, None).await,
+    };
+    // Under maintenance the disk is all there is (`spec/admin.md` §13.3).
+    let refused = results.iter().any(|result| matches!(result.status, PushStatus::Failed { .. }));
+    let status =
+        if refused && state.spool.maintenance() { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::CREATED };
     let body = render(&items, &results);
-    Ok((StatusCode::CREATED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
+    Ok((status, [(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 fn item_of<'a>((index, item): (usize, &'a Item<'a>)) -> Result<PushItem<'a>, ApiError> {
@@ -186,6 +196,7 @@ fn render(items: &[PushItem<'_>], results: &[PushResult]) -> Vec<u8> {
         let (status, offset, error) = match &result.status {
             PushStatus::Queued { offset } => ("queued", Some(offset), None),
             PushStatus::Duplicate { offset } => ("duplicate", Some(offset), None),
+            PushStatus::Buffered => ("buffered", None, None),
             PushStatus::Failed { error } => ("failed", None, Some(error)),
         };
         out.extend_from_slice(b",\"status\":\"");

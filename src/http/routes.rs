@@ -9,8 +9,8 @@ use axum::routing::{self, MethodRouter};
 use super::error::no_such_route;
 use super::state::AppState;
 use super::{
-    ack, analytics, changed_partitions, dlq, group_listings, groups, health, internal, lease, messages, metrics,
-    openapi, pop, push, queue, resources, retention, status, system_metrics, traces, transaction, workload,
+    ack, analytics, changed_partitions, dlq, group_listings, groups, health, internal, lease, maintenance, messages,
+    metrics, openapi, pop, push, queue, resources, retention, status, system_metrics, traces, transaction, workload,
 };
 
 /// Methods that the protocol uses.
@@ -190,7 +190,7 @@ routes! {
     get "/api/v1/status/queues" ReadOnly Tenant "Queues with their counts, paged" => status::queues;
     get "/api/v1/status/queues/{queue}" ReadOnly Tenant "One queue with its partitions and cursors" => status::queue;
     get "/api/v1/status/analytics" ReadOnly Tenant "Retained messages by time of commit" => status::analytics;
-    get "/api/v1/status/buffers" ReadOnly Cell "The disk spool of this broker";
+    get "/api/v1/status/buffers" ReadOnly Cell "The disk spool of this broker" => maintenance::buffers;
     get "/api/v1/analytics/queue-lag" ReadOnly Tenant "Delivery lag by queue and bucket" => analytics::queue_lag;
     get "/api/v1/analytics/queue-ops" ReadOnly Tenant "Operations by queue and bucket" => analytics::queue_ops;
     get "/api/v1/analytics/queue-parked-replicas" ReadOnly Tenant "Parked pops by queue, broker and bucket" => analytics::parked_replicas;
@@ -208,10 +208,10 @@ routes! {
     get "/status" ReadOnly Cell "Liveness" => health::status;
     get "/metrics" Public Cell "Figures of this process as JSON" => metrics::json;
     get "/metrics/prometheus" Public Cell "Figures of this process for Prometheus" => metrics::prometheus;
-    get "/api/v1/system/maintenance" Admin Cell "Push maintenance: state";
-    post "/api/v1/system/maintenance" Admin Cell "Push maintenance: switch";
-    get "/api/v1/system/maintenance/pop" Admin Cell "Pop maintenance: state";
-    post "/api/v1/system/maintenance/pop" Admin Cell "Pop maintenance: switch";
+    get "/api/v1/system/maintenance" Admin Cell "Push maintenance: state" => maintenance::state;
+    post "/api/v1/system/maintenance" Admin Cell "Push maintenance: switch" => maintenance::switch;
+    get "/api/v1/system/maintenance/pop" Admin Cell "Pop maintenance: state" => maintenance::pop_state;
+    post "/api/v1/system/maintenance/pop" Admin Cell "Pop maintenance: switch" => maintenance::switch_pop;
     get "/api/v1/system/shared-state" Admin Cell "State shared among brokers" => internal::shared_state;
     get "/api/v1/system/kv-timers" Admin Cell "Key-value and timers: state";
     post "/api/v1/system/kv-timers" Admin Cell "Key-value and timers: switch";

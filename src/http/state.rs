@@ -7,12 +7,15 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use super::error::ApiError;
 use crate::broker::Broker;
 use crate::broker::error::BrokerError;
+use crate::broker::spool::Spool;
 
 /// Shared by all requests.
 #[derive(Clone)]
 pub struct AppState {
     /// The domain, once the database has been reached (README ruling 3).
     pub broker: Arc<OnceLock<Broker>>,
+    /// Takes pushes while the database cannot.
+    pub spool: Spool,
     /// Renders the metrics of this process.
     pub metrics: PrometheusHandle,
     /// Largest request body in bytes.

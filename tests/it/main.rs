@@ -19,6 +19,7 @@ mod health;
 mod histories;
 mod inspection;
 mod lease;
+mod maintenance;
 mod order;
 mod pop;
 mod push;
