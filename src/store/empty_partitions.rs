@@ -24,7 +24,7 @@ impl Store {
         )
         .bind(partitions_max)
         .fetch_all(&self.claims)
-        .timed("finding empty partitions")
+        .timed("finding due work")
         .await?;
         if candidates.is_empty() {
             return Ok((0, 0));

@@ -252,14 +252,14 @@ impl Store {
             .bind(what.kind())
             .bind(queues_max)
             .fetch_all(&self.claims)
-            .timed("finding due queues")
+            .timed("finding due work")
             .await?;
         let due = |row: &sqlx::postgres::PgRow| {
             let overdue: Option<f64> = row.try_get("overdue")?;
             let overdue = Duration::try_from_secs_f64(overdue.unwrap_or(0.0)).unwrap_or_default();
             Ok(DueQueue { queue: QueueId(row.try_get("queue_id")?), overdue, token: row.try_get("token")? })
         };
-        rows.iter().map(due).collect::<Result<_, _>>().during("finding due queues")
+        rows.iter().map(due).collect::<Result<_, _>>().during("finding due work")
     }
 
     /// Partitions of these queues whose oldest segment or hashes are past their queue's window, oldest first.
@@ -278,7 +278,7 @@ impl Store {
             .bind(share)
             .bind(partitions_max)
             .fetch_all(&self.claims)
-            .timed("finding due partitions")
+            .timed("finding due work")
             .await?;
         Ok(ids.into_iter().map(PartitionId).collect())
     }

@@ -86,10 +86,10 @@ impl Store {
             .bind(&query.queue)
             .bind(bucket_minutes)
             .fetch_all(&self.pool)
-            .timed("reading history")
+            .timed("deletion history")
             .await?;
         let read = |row: &sqlx::postgres::PgRow| Ok((row.try_get("bucket")?, sums_of(row)?));
-        rows.iter().map(read).collect::<Result<_, _>>().during("reading history")
+        rows.iter().map(read).collect::<Result<_, _>>().during("deletion history")
     }
 
     /// The history by key with the number of queues under it, most messages first. Queues that are gone have none.
@@ -110,10 +110,10 @@ impl Store {
             .bind(&query.queue)
             .bind(key)
             .fetch_all(&self.pool)
-            .timed("reading history")
+            .timed("deletion history")
             .await?;
         let read = |row: &sqlx::postgres::PgRow| Ok((row.try_get("key")?, row.try_get("queues")?, sums_of(row)?));
-        rows.iter().map(read).collect::<Result<_, _>>().during("reading history")
+        rows.iter().map(read).collect::<Result<_, _>>().during("deletion history")
     }
 
     /// Drops history older than `days`, at most `rows_max` rows. Answers how many went.
@@ -125,7 +125,7 @@ impl Store {
         .bind(i32::try_from(days).unwrap_or(i32::MAX))
         .bind(rows_max)
         .execute(&self.claims)
-        .timed("purging history")
+        .timed("deletion history")
         .await?;
         Ok(done.rows_affected())
     }

@@ -12,7 +12,7 @@ impl Store {
         )
         .bind(keys)
         .fetch_all(&self.claims)
-        .timed("reading switches")
+        .timed("switches")
         .await
     }
 
@@ -25,7 +25,7 @@ impl Store {
         .bind(key)
         .bind(enabled)
         .execute(&self.pool)
-        .timed("setting a switch")
+        .timed("switches")
         .await?;
         Ok(())
     }
