@@ -1,7 +1,7 @@
 //! The thread that writes the spool's files: what has gathered is written at once and forced to disk once.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,6 +24,9 @@ pub enum Order {
     /// Closes the open file, so that it can be drained.
     Finalise(oneshot::Sender<()>),
 }
+
+/// Records, and who waits for them.
+type Write = (Vec<Record>, oneshot::Sender<Result<(), String>>);
 
 /// The open file.
 struct Active {
@@ -82,7 +85,7 @@ impl Writer {
         self.close();
     }
 
-    fn write(&mut self, writes: &mut [(Vec<Record>, oneshot::Sender<Result<(), String>>)]) -> Result<(), String> {
+    fn write(&mut self, writes: &mut [Write]) -> Result<(), String> {
         let mut bytes = Vec::new();
         let mut count = 0;
         for record in writes.iter_mut().flat_map(|(records, _)| records) {
