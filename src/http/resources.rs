@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::{Path, RawQuery, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -12,6 +12,7 @@ use super::extract::{Query, check_name};
 use super::json::instant;
 use super::state::AppState;
 use crate::broker::configure;
+use crate::broker::error::BrokerError;
 use crate::broker::inspection::{
     Depth, Label, PartitionDetail, QueueDetail, QueueFilter, QueueSummary, Spread, Totals,
 };
@@ -101,8 +102,14 @@ pub async fn queues(State(state): State<AppState>, RawQuery(raw): RawQuery) -> R
     let inspection = state.broker()?.inspection();
     let (filter, ids) = (QueueFilter::default(), inspection.ids());
     let queues = inspection.queues(&filter, is_cached, EVERYTHING, 0).await?;
-    let queues = queues.into_iter().map(|queue| QueueRow::new(queue, ids)).collect();
-    Ok(Json(QueueRows { queues }).into_response())
+    // A list of a hundred thousand rows takes its time: not on a thread that serves others.
+    let render = move || {
+        let queues = queues.into_iter().map(|queue| QueueRow::new(queue, ids)).collect();
+        serde_json::to_vec(&QueueRows { queues })
+    };
+    let body = tokio::task::spawn_blocking(render).await.map_err(|error| BrokerError::Failed(error.to_string()))?;
+    let body = body.map_err(|error| BrokerError::Failed(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 /// `GET /api/v1/resources/queues/:queue`.

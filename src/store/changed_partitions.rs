@@ -54,7 +54,7 @@ impl Store {
     ) -> StoreResult<Vec<ChangedPartition>> {
         let rows = sqlx::query(
             "SELECT name, last_offset, log_start, last_write_at FROM queen.log_partitions \
-             WHERE queue_id = $1 AND ($2::text IS NULL OR name > $2) ORDER BY name LIMIT $3",
+             WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 ORDER BY name LIMIT $3",
         )
         .bind(queue.0)
         .bind(after)

@@ -111,7 +111,7 @@ impl Store {
         sqlx::query_as(
             "SELECT q.name AS queue, q.namespace, q.task, q.pending, p.* FROM ( \
                SELECT q.id, q.name, q.namespace, q.task, coalesce(s.pending, 0) AS pending, \
-                 coalesce(s.partitions, 0) AS known FROM queen.queues q LEFT JOIN queen.stats s ON s.queue_id = q.id \
+                 coalesce(s.partitions, 0) AS known FROM queen.queues q LEFT JOIN LATERAL (SELECT * FROM queen.stats s WHERE s.queue_id = q.id LIMIT 1) s ON true \
                WHERE q.tenant = queen.default_tenant() AND ($1::text IS NULL OR q.name = $1) \
                  AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3) \
                ORDER BY known DESC, q.name LIMIT $4) q \

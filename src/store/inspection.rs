@@ -180,7 +180,7 @@ impl Store {
                    WHERE tenant = queen.default_tenant() AND ($1::text IS NULL OR name = $1) \
                      AND ($2::text IS NULL OR namespace = $2) AND ($3::text IS NULL OR task = $3) \
                    ORDER BY name LIMIT $4 OFFSET $5) q \
-             LEFT JOIN queen.stats s ON s.queue_id = q.id ORDER BY q.name",
+             LEFT JOIN LATERAL (SELECT * FROM queen.stats s WHERE s.queue_id = q.id LIMIT 1) s ON true ORDER BY q.name",
         )
         .bind(&filter.queue)
         .bind(&filter.namespace)
@@ -199,7 +199,7 @@ impl Store {
             "SELECT CASE WHEN $1 THEN q.namespace ELSE q.task END AS label, count(*) AS queues, \
                coalesce(sum(s.partitions), 0)::bigint AS partitions, \
                coalesce(sum(s.appended - s.evicted), 0)::bigint AS total, coalesce(sum(s.pending), 0)::bigint AS pending \
-             FROM queen.queues q LEFT JOIN queen.stats s ON s.queue_id = q.id \
+             FROM queen.queues q LEFT JOIN LATERAL (SELECT * FROM queen.stats s WHERE s.queue_id = q.id LIMIT 1) s ON true \
              WHERE q.tenant = queen.default_tenant() GROUP BY 1 ORDER BY 1",
         )
         .bind(label == Label::Namespace)
@@ -240,7 +240,7 @@ impl Store {
                coalesce(min(s.pending) FILTER (WHERE s.pending > 0), 0)::bigint AS offset_min, \
                coalesce(max(s.pending), 0)::bigint AS offset_max, \
                coalesce(floor(extract(epoch FROM statement_timestamp() - max(s.computed_at))), -1)::bigint AS stats_age \
-             FROM queen.queues q LEFT JOIN queen.stats s ON s.queue_id = q.id \
+             FROM queen.queues q LEFT JOIN LATERAL (SELECT * FROM queen.stats s WHERE s.queue_id = q.id LIMIT 1) s ON true \
              LEFT JOIN LATERAL (SELECT greatest(extract(epoch FROM statement_timestamp() - s.oldest_pending_at), 0)::float8 \
                AS age WHERE s.oldest_pending_at IS NOT NULL) l ON true \
              WHERE q.tenant = queen.default_tenant() AND ($1::text IS NULL OR q.name = $1) \
@@ -270,7 +270,7 @@ impl Store {
                 ORDER BY s.base_offset LIMIT 1) AS oldest_at, \
                (SELECT s.created_at FROM queen.log_segments s WHERE s.partition_id = p.id AND s.base_offset >= p.log_start \
                 ORDER BY s.base_offset DESC LIMIT 1) AS newest_at \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND ($2::text IS NULL OR name > $2) \
+             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
                    ORDER BY name LIMIT $3) p \
              LEFT JOIN LATERAL ( \
                SELECT min(c.committed) AS worst, max(c.lease_acquired_at) AS last_lease_at, \
@@ -294,8 +294,8 @@ impl Store {
     /// Segments of a queue, counted up to `limit`.
     pub async fn count_segments(&self, queue: QueueId, limit: i64) -> StoreResult<i64> {
         sqlx::query_scalar(
-            "SELECT count(*) FROM (SELECT 1 FROM queen.log_partitions p \
-               JOIN queen.log_segments s ON s.partition_id = p.id AND s.base_offset >= p.log_start \
+            "SELECT count(*) FROM (SELECT 1 FROM queen.log_partitions p CROSS JOIN LATERAL (SELECT 1 FROM queen.log_segments s \
+               WHERE s.partition_id = p.id AND s.base_offset >= p.log_start OFFSET 0) s \
                WHERE p.queue_id = $1 LIMIT $2) s",
         )
         .bind(queue.0)
@@ -316,7 +316,7 @@ impl Store {
     ) -> StoreResult<Vec<PartitionDepth>> {
         let rows = sqlx::query(
             "SELECT p.name, w.pending, least(c.leased, w.pending)::bigint AS processing \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND ($2::text IS NULL OR name > $2) \
+             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
                    ORDER BY name LIMIT $3) p \
              LEFT JOIN LATERAL ( \
                SELECT min(c.committed) AS worst, \

@@ -121,7 +121,7 @@ impl Store {
         let recent: Vec<i64> = filter.recent.iter().map(|id| id.0).collect();
         let rows = sqlx::query(
             "WITH wanted AS MATERIALIZED ( \
-               SELECT q.id FROM queen.queues q LEFT JOIN queen.stats s ON s.queue_id = q.id \
+               SELECT q.id FROM queen.queues q LEFT JOIN LATERAL (SELECT * FROM queen.stats s WHERE s.queue_id = q.id LIMIT 1) s ON true \
                WHERE q.tenant = queen.default_tenant() AND ($1::text IS NULL OR q.name = $1) \
                  AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3) \
                ORDER BY s.last_write_at DESC NULLS LAST, q.id DESC LIMIT $7), \
@@ -131,7 +131,8 @@ impl Store {
                    AND p.last_write_at >= $6 ORDER BY p.name LIMIT $8) p LIMIT $10) \
                UNION SELECT unnest($5::bigint[])) \
              SELECT p.id, p.name, q.name AS queue_name, q.namespace, q.task, q.priority, p.last_write_at \
-             FROM candidates c JOIN queen.log_partitions p ON p.id = c.id JOIN queen.queues q ON q.id = p.queue_id \
+             FROM candidates c CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.id = c.id LIMIT 1) p \
+             CROSS JOIN LATERAL (SELECT * FROM queen.queues q WHERE q.id = p.queue_id LIMIT 1) q \
              WHERE q.tenant = queen.default_tenant() AND p.last_offset >= 0 AND p.last_write_at >= $6 \
                AND ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR q.namespace = $2) \
                AND ($3::text IS NULL OR q.task = $3) AND ($4::text IS NULL OR p.name = $4) \
@@ -211,8 +212,9 @@ impl Store {
                  AS leased_to, \
                CASE WHEN c.worker_id IS NOT NULL AND c.lease_expires_at > statement_timestamp() THEN c.lease_expires_at END \
                  AS lease_expires_at \
-             FROM unnest($1::bigint[]) AS u (id) JOIN queen.log_consumers c ON c.partition_id = u.id \
-             JOIN queen.consumer_groups g ON g.id = c.group_id ORDER BY c.partition_id, g.name",
+             FROM unnest($1::bigint[]) AS u (id) \
+             CROSS JOIN LATERAL (SELECT * FROM queen.log_consumers c WHERE c.partition_id = u.id OFFSET 0) c \
+             CROSS JOIN LATERAL (SELECT * FROM queen.consumer_groups g WHERE g.id = c.group_id LIMIT 1) g ORDER BY c.partition_id, g.name",
         )
         .bind(ids)
         .fetch_all(&self.pool)
@@ -240,7 +242,8 @@ impl Store {
         let rows: Vec<(i64, i64)> = sqlx::query_as(
             "SELECT DISTINCT d.partition_id, d.log_offset \
              FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u (id, first_offset, last_offset) \
-             JOIN queen.dead_letters d ON d.partition_id = u.id AND d.log_offset BETWEEN u.first_offset AND u.last_offset",
+             CROSS JOIN LATERAL (SELECT * FROM queen.dead_letters d WHERE d.partition_id = u.id \
+               AND d.log_offset BETWEEN u.first_offset AND u.last_offset OFFSET 0) d",
         )
         .bind(spans.iter().map(|(id, ..)| id.0).collect::<Vec<_>>())
         .bind(spans.iter().map(|(_, first, _)| first.0).collect::<Vec<_>>())
@@ -258,7 +261,7 @@ impl Store {
     ) -> StoreResult<Vec<(PartitionId, Offset, Vec<u8>)>> {
         let rows: Vec<(i64, i64, Vec<u8>)> = sqlx::query_as(
             "SELECT t.partition_id, t.base_offset, t.hashes FROM unnest($1::bigint[], $2::bigint[]) AS u (id, base) \
-             JOIN queen.log_txns t ON t.partition_id = u.id AND t.base_offset = u.base",
+             CROSS JOIN LATERAL (SELECT * FROM queen.log_txns t WHERE t.partition_id = u.id AND t.base_offset = u.base LIMIT 1) t",
         )
         .bind(runs.iter().map(|(id, _)| id.0).collect::<Vec<_>>())
         .bind(runs.iter().map(|(_, base)| base.0).collect::<Vec<_>>())

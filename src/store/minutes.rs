@@ -300,11 +300,11 @@ impl Store {
                sum(m.partitions_deleted)::bigint AS partitions_deleted, sum(m.lag_count)::bigint AS lag_count, \
                sum(m.lag_ms_sum)::bigint AS lag_ms_sum, max(m.lag_ms_max) AS lag_ms_max, \
                sum(m.parked_sum::float8 / greatest(m.parked_samples, 1)) / count(DISTINCT m.bucket) AS parked \
-             FROM queen.queue_minutes m JOIN queen.queues q ON q.id = m.queue_id \
+             FROM queen.queue_minutes m CROSS JOIN LATERAL (SELECT * FROM queen.queues q WHERE q.id = m.queue_id LIMIT 1) q \
              WHERE m.bucket >= date_bin(make_interval(mins => $3), $1, 'epoch') AND m.bucket <= $2 \
                AND q.tenant = queen.default_tenant() AND ($4::text IS NULL OR q.name = $4) \
                AND ($5::text IS NULL OR q.namespace = $5) AND ($6::text IS NULL OR q.task = $6) \
-             GROUP BY 1, q.id ORDER BY 1, q.name LIMIT $7",
+             GROUP BY 1, q.id, q.name, q.namespace, q.task ORDER BY 1, q.name LIMIT $7",
         )
         .bind(window.from)
         .bind(window.to)
@@ -323,7 +323,7 @@ impl Store {
         sqlx::query_as(
             "SELECT date_bin(make_interval(mins => $3), m.bucket, 'epoch') AS bucket, q.name AS queue_name, m.broker, \
                sum(m.parked_sum::float8 / greatest(m.parked_samples, 1)) / count(DISTINCT m.bucket) AS parked \
-             FROM queen.queue_minutes m JOIN queen.queues q ON q.id = m.queue_id \
+             FROM queen.queue_minutes m CROSS JOIN LATERAL (SELECT * FROM queen.queues q WHERE q.id = m.queue_id LIMIT 1) q \
              WHERE m.bucket >= date_bin(make_interval(mins => $3), $1, 'epoch') AND m.bucket <= $2 AND m.parked_sum > 0 \
                AND q.tenant = queen.default_tenant() AND ($4::text IS NULL OR q.name = $4) \
              GROUP BY 1, q.name, m.broker ORDER BY 1, 2, 3 LIMIT $5",

@@ -86,7 +86,7 @@ impl Store {
                p.last_offset >= p.log_start AND CASE WHEN c.partition_id IS NOT NULL THEN c.committed < p.last_offset \
                  ELSE g.mode IS DISTINCT FROM 'new' OR p.last_write_at >= g.subscribed_at - interval '1 minute' END \
                  AS pending \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND ($3::text IS NULL OR name > $3) \
+             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($3, '') AND name IS DISTINCT FROM $3 \
                    ORDER BY name LIMIT $4) p \
              JOIN queen.consumer_groups g ON g.id = $2 \
              LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = $2 \

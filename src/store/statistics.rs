@@ -131,7 +131,7 @@ impl Store {
         let rows = sqlx::query(sums_over!(
             "SELECT u.queue_id, statement_timestamp() AS at, \
                (SELECT count(*) FROM queen.dead_letters d WHERE d.queue_id = u.queue_id) AS dead_letters, ",
-            "FROM unnest($1::int[]) AS u (queue_id) JOIN queen.queues q ON q.id = u.queue_id \
+            "FROM unnest($1::int[]) AS u (queue_id) \
              LEFT JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.queue_id = u.queue_id \
                ORDER BY p.name LIMIT $2) p ON true",
             "GROUP BY u.queue_id"
@@ -159,7 +159,7 @@ impl Store {
     pub async fn sum_page(&self, queue: QueueId, after: Option<&str>, limit: i64) -> StoreResult<Page> {
         let row = sqlx::query(sums_over!(
             "SELECT ",
-            "FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND ($2::text IS NULL OR name > $2) \
+            "FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
                    ORDER BY name LIMIT $3) p",
             ""
         ))
@@ -198,7 +198,7 @@ impl Store {
                $8::bigint[], $9::bigint[], $10::bigint[], $11::timestamptz[], $12::timestamptz[], $13::timestamptz[]) \
                WITH ORDINALITY AS u (queue_id, partitions, appended, evicted, pending, processing, leases, \
                leased_partitions, consumed, dead_letters, oldest_pending_at, last_write_at, computed_at, ord) \
-             JOIN queen.queues q ON q.id = u.queue_id ORDER BY u.ord \
+             CROSS JOIN LATERAL (SELECT 1 FROM queen.queues q WHERE q.id = u.queue_id LIMIT 1) q ORDER BY u.ord \
              ON CONFLICT (queue_id) DO UPDATE SET (partitions, appended, evicted, pending, processing, leases, \
                leased_partitions, consumed, dead_letters, oldest_pending_at, last_write_at, computed_at) \
                = ROW (excluded.partitions, excluded.appended, excluded.evicted, excluded.pending, excluded.processing, \
@@ -299,7 +299,7 @@ impl Store {
                coalesce(sum(p.log_start), 0)::bigint AS evicted, coalesce(sum(s.segments), 0)::bigint AS segments, \
                coalesce(sum(s.messages), 0)::bigint AS messages, coalesce(sum(s.bytes), 0)::bigint AS bytes, \
                max(p.name) AS last \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND ($2::text IS NULL OR name > $2) \
+             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
                    ORDER BY name LIMIT $3) p \
              LEFT JOIN LATERAL (SELECT count(*) AS segments, sum(s.message_count) AS messages, \
                sum(octet_length(s.frames)) AS bytes FROM queen.log_segments s WHERE s.partition_id = p.id) s ON true",
