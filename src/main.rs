@@ -30,6 +30,14 @@ fn main() -> ExitCode {
         return fatal(&error);
     }
     config.log_boot();
+    let open_files_max = regent::process::raise_open_files();
+    if open_files_max < config.pop.long_polls_max as u64 {
+        tracing::warn!(
+            open_files_max,
+            long_polls_max = config.pop.long_polls_max,
+            "fewer files may be open than pops may wait: raise the hard limit (LimitNOFILE, ulimit -Hn) to park that many"
+        );
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fatal(&error),

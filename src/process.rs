@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeVal;
 
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -31,6 +31,19 @@ pub fn started() {
 /// Time since [`started`].
 pub fn uptime() -> Duration {
     STARTED.elapsed()
+}
+
+/// Raises the soft limit of open files to the hard one: every parked consumer is a connection. Answers the limit then in
+/// force.
+pub fn raise_open_files() -> u64 {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+    if soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(%error, soft, hard, "the limit of open files cannot be raised");
+        return soft;
+    }
+    hard
 }
 
 /// Reads what this process uses now. What the system does not tell is 0.

@@ -8,6 +8,7 @@ use dashmap::DashMap;
 use super::error::BrokerResult;
 use super::queue::Queue;
 use super::settings::DefaultSubscription;
+use super::turns::Turns;
 use crate::ids::{GroupId, QUEUE_MODE_GROUP, QueueId};
 use crate::store::Store;
 use crate::store::groups::{GroupRow, StartAt};
@@ -74,13 +75,15 @@ pub fn parse_timestamp(text: &str) -> Option<DateTime<Utc>> {
 #[derive(Clone, Debug)]
 pub struct GroupDirectory {
     store: Store,
+    /// Of those who must ask the database.
+    turns: Turns,
     rows: Arc<DashMap<(QueueId, String), GroupRow>>,
 }
 
 impl GroupDirectory {
     /// An empty cache over the store.
     pub fn new(store: Store) -> GroupDirectory {
-        GroupDirectory { store, rows: Arc::default() }
+        GroupDirectory { store, turns: Turns::new(), rows: Arc::default() }
     }
 
     /// First contact of a wildcard or discovery pop: the registered group. `None` if the queue is gone.
@@ -89,10 +92,14 @@ impl GroupDirectory {
         if let Some(row) = self.rows.get(&key).filter(|row| row.registered) {
             return Ok(Some(row.id));
         }
-        let row = match self.store.find_group(queue.id, name).await? {
-            Some(row) if row.registered => Some(row),
-            _ => self.store.register_group(queue.id, name, start).await?,
-        };
+        let _turn = self.turns.take().await;
+        let row = Box::pin(async {
+            match self.store.find_group(queue.id, name).await? {
+                Some(row) if row.registered => Ok(Some(row)),
+                _ => self.store.register_group(queue.id, name, start).await,
+            }
+        });
+        let row = row.await?;
         Ok(row.map(|row| self.remember(key, row)))
     }
 
@@ -102,10 +109,14 @@ impl GroupDirectory {
         if let Some(row) = self.rows.get(&key) {
             return Ok(Some(row.id));
         }
-        let row = match self.store.find_group(queue.id, name).await? {
-            Some(row) => Some(row),
-            None => self.store.create_group(queue.id, name).await?,
-        };
+        let _turn = self.turns.take().await;
+        let row = Box::pin(async {
+            match self.store.find_group(queue.id, name).await? {
+                Some(row) => Ok(Some(row)),
+                None => self.store.create_group(queue.id, name).await,
+            }
+        });
+        let row = row.await?;
         Ok(row.map(|row| self.remember(key, row)))
     }
 

@@ -53,6 +53,7 @@ pub mod spool;
 pub mod statistics;
 pub mod traces;
 pub mod transaction;
+pub mod turns;
 pub mod waiter;
 
 use std::sync::Arc;

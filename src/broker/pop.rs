@@ -185,9 +185,9 @@ impl PopPath {
     async fn attempt(&self, request: &PopRequest, create: bool, deadline: Instant) -> BrokerResult<Attempt> {
         match &request.scope {
             Scope::Queue(name) => {
-                let queue = match self.queues.find(name).await? {
+                let queue = match Box::pin(self.queues.find(name)).await? {
                     Some(queue) => Some(queue),
-                    None if create => self.queues.find_or_create(&[name]).await?.remove(name),
+                    None if create => Box::pin(self.queues.find_or_create(&[name])).await?.remove(name),
                     None => None,
                 };
                 let Some(queue) = queue else {
@@ -196,13 +196,13 @@ impl PopPath {
                 self.attempt_queues(request, vec![queue], Vec::new(), deadline).await
             }
             Scope::Labels { namespace, task } => {
-                let queues = self.queues.find_by_label(namespace.as_deref(), task.as_deref()).await?;
+                let queues = Box::pin(self.queues.find_by_label(namespace.as_deref(), task.as_deref())).await?;
                 let key = WakeKey::Labels(namespace.clone(), task.clone());
                 self.attempt_queues(request, queues, vec![key], deadline).await
             }
             Scope::Partition(name, partition) => {
                 let unknown = || Attempt::nothing_but(vec![WakeKey::Queue(name.clone())]);
-                let Some(queue) = self.queues.find(name).await? else { return Ok(unknown()) };
+                let Some(queue) = Box::pin(self.queues.find(name)).await? else { return Ok(unknown()) };
                 let Some(partition) = self.store.find_partition(queue.id, partition).await? else {
                     return Ok(unknown());
                 };
@@ -234,11 +234,11 @@ impl PopPath {
             }
         }
         if let ([(group, queue)], true) = (groups.as_slice(), keys.is_empty()) {
-            self.wait_for_more(request, queue, group, deadline).await?;
+            Box::pin(self.wait_for_more(request, queue, group, deadline)).await?;
         }
         let _permit = self.permit(request).await?;
         let mut budget = Budget { messages: request.batch, partitions: request.partitions };
-        let mut auto = self.begin(request).await?;
+        let mut auto = Box::pin(self.begin(request)).await?;
         let worker = (request.partitions > 1).then(|| self.store.ids().lease_on_many());
         let mut claims = Claims::default();
         for (group, queue) in &groups {
@@ -249,7 +249,7 @@ impl PopPath {
             }
         }
         let gone = claims.gone;
-        match self.serve(request, claims, auto, worker).await? {
+        match Box::pin(self.serve(request, claims, auto, worker)).await? {
             Some(answer) => Ok(Attempt::Served(answer)),
             None => {
                 if let Some(group) = gone {
@@ -277,12 +277,12 @@ impl PopPath {
         let _permit = self.permit(request).await?;
         let claimer = self.claimer(request, &queue, None, start);
         let mut budget = Budget { messages: request.batch, partitions: 1 };
-        let mut auto = self.begin(request).await?;
+        let mut auto = Box::pin(self.begin(request)).await?;
         let mut claims = Claims::default();
         let again_after =
             claimer.claim_partition(&queue, group, partition, &mut budget, &mut auto, &mut claims).await?;
         let gone = claims.gone;
-        match self.serve(request, claims, auto, None).await? {
+        match Box::pin(self.serve(request, claims, auto, None)).await? {
             Some(answer) => Ok(Attempt::Served(answer)),
             None => {
                 if let Some(group) = gone {

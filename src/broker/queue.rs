@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 
 use super::error::BrokerResult;
+use super::turns::Turns;
 use crate::ids::QueueId;
 use crate::store::Store;
 use crate::store::queues::{QueueOptions, QueueRow};
@@ -23,6 +24,8 @@ pub type Queue = Arc<QueueRow>;
 #[derive(Clone, Debug)]
 pub struct QueueDirectory {
     store: Store,
+    /// Of those who must ask the database.
+    turns: Turns,
     by_name: Arc<DashMap<Arc<str>, Queue>>,
     by_id: Arc<DashMap<QueueId, Queue>>,
 }
@@ -30,7 +33,7 @@ pub struct QueueDirectory {
 impl QueueDirectory {
     /// An empty cache over the store.
     pub fn new(store: Store) -> QueueDirectory {
-        QueueDirectory { store, by_name: Arc::default(), by_id: Arc::default() }
+        QueueDirectory { store, turns: Turns::new(), by_name: Arc::default(), by_id: Arc::default() }
     }
 
     /// The queue, if it exists.
@@ -38,7 +41,8 @@ impl QueueDirectory {
         if let Some(queue) = self.by_name.get(name) {
             return Ok(Some(queue.clone()));
         }
-        let rows = self.store.find_queues(&[name.to_owned()]).await?;
+        let _turn = self.turns.take().await;
+        let rows = Box::pin(self.store.find_queues(&[name.to_owned()])).await?;
         Ok(rows.into_iter().next().map(|row| self.remember(row)))
     }
 
@@ -60,8 +64,9 @@ impl QueueDirectory {
         missing.sort_unstable();
         missing.dedup();
         let wanted = missing.len();
+        let _turn = self.turns.take().await;
         for attempt in 0..3 {
-            for row in self.store.find_queues(&missing).await? {
+            for row in Box::pin(self.store.find_queues(&missing)).await? {
                 found.insert(row.name.clone(), self.remember(row));
             }
             missing.retain(|name| !found.contains_key(name));
@@ -69,7 +74,7 @@ impl QueueDirectory {
                 break;
             }
             if attempt < 2 {
-                self.store.create_queues(&missing).await?;
+                Box::pin(self.store.create_queues(&missing)).await?;
             }
         }
         debug_assert!(found.len() >= wanted || !missing.is_empty());
