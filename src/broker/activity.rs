@@ -11,7 +11,7 @@ use super::Broker;
 use super::delivery::Delivered;
 use super::error::BrokerResult;
 use super::minutes::{Count, Totals};
-use super::pop::{PopAnswer, PopRequest, Scope};
+use super::pop::{PopAnswer, PopRequest, Popped, Scope};
 use super::push::{PushItem, PushResult, PushStatus};
 use super::push_flush::Appended;
 use crate::ids::{GroupId, PartitionId, QueueId};
@@ -274,10 +274,10 @@ impl Broker {
     }
 
     /// Counts a pop by queue.
-    pub(super) fn note_pop(&self, request: &PopRequest, answer: &BrokerResult<Option<PopAnswer>>) {
+    pub(super) fn note_pop(&self, request: &PopRequest, popped: &BrokerResult<Popped>) {
         self.activity.count(Count::PopRequests, 1);
-        match (answer, &request.scope) {
-            (Ok(Some(answer)), _) => {
+        match (popped, &request.scope) {
+            (Ok(Popped { answer: Some(answer), .. }), _) => {
                 self.activity.delivered(&answer.delivered);
                 let delivered = answer.delivered.iter().map(|part| part.hashes.len() as u64).sum();
                 self.activity.count(Count::PopMessages, delivered);
@@ -285,7 +285,7 @@ impl Broker {
                     self.note_automatic_acks(answer);
                 }
             }
-            (Ok(None), Scope::Queue(name) | Scope::Partition(name, _)) => {
+            (Ok(Popped { answer: None, .. }), Scope::Queue(name) | Scope::Partition(name, _)) => {
                 if let Some(queue) = self.queues.cached_id(name) {
                     self.activity.popped_nothing(queue);
                 }

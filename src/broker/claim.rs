@@ -9,7 +9,7 @@ use super::meter::meter;
 use super::queue::Queue;
 use super::ready::{ReadyGroup, ReadyIndex, Taken};
 use super::ready_group::Verdict;
-use crate::ids::{GroupId, LeaseId, PartitionId};
+use crate::ids::{GroupId, LeaseId, Offset, PartitionId};
 use crate::store::Store;
 use crate::store::claims::{ClaimOutcome, ClaimOutcomes, Claimed};
 use crate::store::cursors::AutoAckTx;
@@ -37,8 +37,8 @@ impl Budget {
         self.messages <= 0 || self.partitions <= 0
     }
 
-    fn spend(&mut self, claimed: &Claimed) {
-        self.messages -= claimed.last.0 - claimed.first.0 + 1;
+    fn spend(&mut self, span: &ClaimedSpan) {
+        self.messages -= span.claimed.last.0 - span.deliver_from().0 + 1;
         self.partitions -= 1;
     }
 }
@@ -52,6 +52,15 @@ pub struct ClaimedSpan {
     pub group: GroupId,
     /// Span, worker, attempt.
     pub claimed: Claimed,
+    /// Whether the group reads only the newest message of the span.
+    pub conflating: bool,
+}
+
+impl ClaimedSpan {
+    /// First offset to deliver.
+    pub fn deliver_from(&self) -> Offset {
+        if self.conflating { self.claimed.last } else { self.claimed.first }
+    }
 }
 
 /// Everything that one pop has claimed so far.
@@ -93,9 +102,15 @@ pub struct Claimer<'a> {
     pub start: StartAt,
     /// Lease length in seconds.
     pub lease_seconds: i64,
+    /// Whether the group reads only the newest message of each partition (`spec/push-pop.md` §7.12).
+    pub conflating: bool,
 }
 
 impl<'a> Claimer<'a> {
+    fn span(&self, queue: &Queue, group: GroupId, claimed: Claimed) -> ClaimedSpan {
+        ClaimedSpan { queue: queue.clone(), group, claimed, conflating: self.conflating }
+    }
+
     /// Claims from the ready partitions of one group.
     pub async fn claim_ready(
         &self,
@@ -124,8 +139,9 @@ impl<'a> Claimer<'a> {
                     claims.gone = Some(group.id);
                 }
                 if let ClaimOutcome::Claimed(claimed, _) = outcome {
-                    budget.spend(&claimed);
-                    claims.spans.push(ClaimedSpan { queue: queue.clone(), group: group.id, claimed });
+                    let span = self.span(queue, group.id, claimed);
+                    budget.spend(&span);
+                    claims.spans.push(span);
                 }
             }
             if auto.is_some() {
@@ -156,8 +172,9 @@ impl<'a> Claimer<'a> {
         for (_, outcome) in self.claim(queue, group, &[partition], *budget, auto).await? {
             match outcome {
                 ClaimOutcome::Claimed(claimed, _) => {
-                    budget.spend(&claimed);
-                    claims.spans.push(ClaimedSpan { queue: queue.clone(), group, claimed });
+                    let span = self.span(queue, group, claimed);
+                    budget.spend(&span);
+                    claims.spans.push(span);
                 }
                 ClaimOutcome::NotYet(duration) => wait = Some(duration),
                 ClaimOutcome::Unmet => claims.gone = Some(group),
@@ -189,6 +206,7 @@ impl<'a> Claimer<'a> {
             delay_seconds: queue.options.delayed_processing,
             window_seconds: queue.options.window_buffer,
             window_messages: WINDOW_MESSAGES,
+            conflating: self.conflating,
             start: self.start,
         };
         let Some(tx) = auto else { return self.fusion.claim(claim).await };

@@ -41,6 +41,8 @@ pub struct Claim {
     pub window_seconds: i32,
     /// Messages that release a `windowBuffer` partition early.
     pub window_messages: i64,
+    /// Whether the group reads only the newest message of each partition.
+    pub conflating: bool,
     /// Where an unregistered group starts on a partition that it meets now.
     pub start: StartAt,
 }
@@ -57,6 +59,7 @@ impl Claim {
             delay_seconds: self.delay_seconds,
             window_seconds: self.window_seconds,
             window_messages: self.window_messages,
+            conflating: self.conflating,
         }
     }
 
@@ -66,7 +69,7 @@ impl Claim {
         let mut left = (self.messages_max, self.partitions_max);
         for (_, outcome) in outcomes.iter() {
             if let ClaimOutcome::Claimed(claimed, _) = outcome {
-                left.0 -= claimed.last.0 - claimed.first.0 + 1;
+                left.0 -= if self.conflating { 1 } else { claimed.last.0 - claimed.first.0 + 1 };
                 left.1 -= 1;
             }
         }

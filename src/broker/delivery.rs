@@ -59,7 +59,7 @@ impl Delivered {
 pub fn spans(claims: &[ClaimedSpan]) -> Vec<Span> {
     claims
         .iter()
-        .map(|c| Span { partition: c.claimed.partition, first: c.claimed.first, last: c.claimed.last })
+        .map(|c| Span { partition: c.claimed.partition, first: c.deliver_from(), last: c.claimed.last })
         .collect()
 }
 
@@ -95,7 +95,7 @@ fn read_run(
         BrokerError::Failed(format!("stored segment does not decode, connection kept: {error} at {at}"))
     };
     let frames = segment.frames;
-    let skip = usize::try_from(claimed.first.0 - segment.base_offset.0).unwrap_or(0);
+    let skip = usize::try_from(delivered.span.deliver_from().0 - segment.base_offset.0).unwrap_or(0);
     let wanted = usize::try_from(claimed.last.0 - segment.base_offset.0 + 1).unwrap_or(0).saturating_sub(skip);
     let (mut take, mut cut) = (0, false);
     for frame in frames.iter().skip(skip).take(wanted) {

@@ -31,7 +31,7 @@ impl Grants {
             batch_end,
             expires: Instant::now() + lease,
             fingerprint: Fingerprint::of(part.hashes.iter().copied()),
-            conflating: false,
+            conflating: part.span.conflating,
         });
     }
 }

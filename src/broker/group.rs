@@ -87,16 +87,22 @@ impl GroupDirectory {
     }
 
     /// First contact of a wildcard or discovery pop: the registered group. `None` if the queue is gone.
-    pub async fn register(&self, queue: &Queue, name: &str, start: StartAt) -> BrokerResult<Option<GroupId>> {
+    pub async fn register(
+        &self,
+        queue: &Queue,
+        name: &str,
+        start: StartAt,
+        conflation: bool,
+    ) -> BrokerResult<Option<GroupRow>> {
         let key = (queue.id, name.to_owned());
         if let Some(row) = self.rows.get(&key).filter(|row| row.registered) {
-            return Ok(Some(row.id));
+            return Ok(Some(*row));
         }
         let _turn = self.turns.take().await;
         let row = Box::pin(async {
             match self.store.find_group(queue.id, name).await? {
                 Some(row) if row.registered => Ok(Some(row)),
-                _ => self.store.register_group(queue.id, name, start).await,
+                _ => self.store.register_group(queue.id, name, start, conflation).await,
             }
         });
         let row = row.await?;
@@ -104,10 +110,10 @@ impl GroupDirectory {
     }
 
     /// The group of a targeted pop, registered or not. `None` if the queue is gone.
-    pub async fn find_or_create(&self, queue: &Queue, name: &str) -> BrokerResult<Option<GroupId>> {
+    pub async fn find_or_create(&self, queue: &Queue, name: &str) -> BrokerResult<Option<GroupRow>> {
         let key = (queue.id, name.to_owned());
         if let Some(row) = self.rows.get(&key) {
-            return Ok(Some(row.id));
+            return Ok(Some(*row));
         }
         let _turn = self.turns.take().await;
         let row = Box::pin(async {
@@ -140,12 +146,12 @@ impl GroupDirectory {
         self.rows.iter().filter(|row| row.key().1 == name).map(|row| (row.key().0, row.id)).collect()
     }
 
-    fn remember(&self, key: (QueueId, String), row: GroupRow) -> GroupId {
+    fn remember(&self, key: (QueueId, String), row: GroupRow) -> GroupRow {
         if self.rows.len() >= CACHED_GROUPS_MAX {
             self.rows.clear();
         }
         self.rows.insert(key, row);
-        row.id
+        row
     }
 }
 

@@ -8,7 +8,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 
 use super::delivery::Delivered;
 use super::error::BrokerResult;
-use super::pop::{PopAnswer, PopRequest, Scope};
+use super::pop::{PopRequest, Popped, Scope};
 use super::push::{PushItem, PushResult, PushStatus};
 use crate::metrics as names;
 use crate::store::claims::ClaimOutcome;
@@ -180,7 +180,7 @@ impl Meter {
     }
 
     /// A pop was answered.
-    pub fn popped(&self, request: &PopRequest, answer: &BrokerResult<Option<PopAnswer>>) {
+    pub fn popped(&self, request: &PopRequest, popped: &BrokerResult<Popped>) {
         self.pop_requests.increment(1);
         let scope = match request.scope {
             Scope::Queue(_) => 0,
@@ -192,12 +192,12 @@ impl Meter {
         } else {
             self.pop_wildcard.increment(1)
         }
-        let result = match answer {
-            Ok(Some(answer)) => {
+        let result = match popped {
+            Ok(Popped { answer: Some(answer), .. }) => {
                 self.delivered(&answer.delivered);
                 0
             }
-            Ok(None) => 1,
+            Ok(Popped { answer: None, .. }) => 1,
             Err(_) => 2,
         };
         self.pops[scope][result].increment(1);

@@ -82,7 +82,7 @@ use inspection::Inspection;
 use maintenance::Maintenance;
 use parking::Parking;
 use peers::Peers;
-use pop::{PopAnswer, PopPath, PopRequest};
+use pop::{PopPath, PopRequest, Popped};
 use push::{PushItem, PushPath, PushResult};
 use push_fusion::PushFusion;
 use queue::{Queue, QueueDirectory};
@@ -227,11 +227,11 @@ impl Broker {
     }
 
     /// The three pop routes.
-    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
-        let answer = self.pop.pop(request).await;
-        meter::meter().popped(request, &answer);
-        self.note_pop(request, &answer);
-        answer
+    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Popped> {
+        let popped = self.pop.pop(request).await;
+        meter::meter().popped(request, &popped);
+        self.note_pop(request, &popped);
+        popped
     }
 
     /// Both ack routes: one answer per item, in order; no failure is the call's.

@@ -54,8 +54,8 @@ pub struct PopRequest {
     pub group: String,
     /// Message budget, 1 to [`BATCH_MAX`].
     pub batch: i64,
-    /// Partition budget, at least 1.
-    pub partitions: i64,
+    /// Partition budget, at least 1, if the request names one.
+    pub partitions: Option<i64>,
     /// Commit at once instead of leasing.
     pub auto_ack: bool,
     /// Park when there is nothing.
@@ -66,6 +66,43 @@ pub struct PopRequest {
     pub lease_seconds: Option<i64>,
     /// Where the group starts at first contact.
     pub subscription: Subscription,
+    /// What the request declares about conflation; absent is no declaration (`spec/push-pop.md` §7.12).
+    pub conflation: Option<bool>,
+}
+
+/// Most partitions of a conflating pop (`spec/push-pop.md` §7.12).
+const CONFLATED_MAX: i64 = 64;
+
+impl PopRequest {
+    /// Partitions to take at most.
+    fn width(&self, conflating: bool) -> i64 {
+        if conflating { self.partitions.unwrap_or(self.batch).min(CONFLATED_MAX) } else { self.partitions.unwrap_or(1) }
+    }
+}
+
+/// How a pop ended.
+#[derive(Debug, Default)]
+pub struct Popped {
+    /// What was delivered, if anything.
+    pub answer: Option<PopAnswer>,
+    /// What to tell about conflation.
+    pub policy: Policy,
+}
+
+/// What an answer tells about conflation; with either it has a body even when empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// It was applied.
+    pub conflation: bool,
+    /// The request declares another policy than the group has.
+    pub conflict: bool,
+}
+
+impl Policy {
+    fn add(&mut self, request: &PopRequest, stored: bool) {
+        self.conflation |= stored;
+        self.conflict |= request.conflation.is_some_and(|declared| declared != stored);
+    }
 }
 
 /// What was delivered.
@@ -106,13 +143,14 @@ pub struct PopPath {
 
 /// What one look found to wait for.
 struct Miss {
+    policy: Policy,
     groups: Vec<Arc<ReadyGroup>>,
     keys: Vec<WakeKey>,
     again_after: Option<Duration>,
 }
 
 enum Attempt {
-    Served(PopAnswer),
+    Served(PopAnswer, Policy),
     Nothing(Miss),
     /// The group was deleted under the pop: its next look is a first contact.
     FirstContact,
@@ -122,27 +160,27 @@ enum Attempt {
 const GONE_MAX: usize = 8;
 
 impl PopPath {
-    /// Serves one pop; `None` when nothing came before the deadline. Dropping the future (the client hung up) parks,
+    /// Serves one pop; without an answer when nothing came before the deadline. Dropping the future (the client hung up) parks,
     /// claims and leaks nothing; a claim already sent ends by expiry (I15). What a look needs lives in a box of its own,
     /// gone while the pop is parked.
-    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Option<PopAnswer>> {
+    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Popped> {
         let deadline = Instant::now() + request.timeout.min(TIMEOUT_MAX);
         let mut create = true;
         loop {
             let miss = match self.look(request, create, deadline).await? {
-                Ok(answer) => return Ok(Some(answer)),
+                Ok(popped) => return Ok(popped),
                 Err(miss) => miss,
             };
             create = false;
             if !request.wait || Instant::now() >= deadline || self.stop.is_cancelled() {
-                return Ok(None);
+                return Ok(Popped { answer: None, policy: miss.policy });
             }
             let mut parked = self.parking.park(miss.groups, &self.ready, miss.keys)?;
             // A pop that waits by name was not listed while it looked: look once more now that it is.
             let mut again_after = miss.again_after;
             if parked.is_keyed() {
                 match self.look(request, false, deadline).await? {
-                    Ok(answer) => return Ok(Some(answer)),
+                    Ok(popped) => return Ok(popped),
                     Err(miss) => again_after = miss.again_after,
                 }
             }
@@ -160,15 +198,10 @@ impl PopPath {
     }
 
     /// One look, repeated if the group turns out to have been deleted.
-    async fn look(
-        &self,
-        request: &PopRequest,
-        create: bool,
-        deadline: Instant,
-    ) -> BrokerResult<Result<PopAnswer, Miss>> {
+    async fn look(&self, request: &PopRequest, create: bool, deadline: Instant) -> BrokerResult<Result<Popped, Miss>> {
         for _ in 0..GONE_MAX {
             match Box::pin(self.attempt(request, create, deadline)).await? {
-                Attempt::Served(answer) => return Ok(Ok(answer)),
+                Attempt::Served(answer, policy) => return Ok(Ok(Popped { answer: Some(answer), policy })),
                 Attempt::Nothing(miss) => return Ok(Err(miss)),
                 Attempt::FirstContact => {}
             }
@@ -191,7 +224,7 @@ impl PopPath {
                     None => None,
                 };
                 let Some(queue) = queue else {
-                    return Ok(Attempt::nothing_but(vec![WakeKey::Queue(name.clone())]));
+                    return Ok(Attempt::nothing_but(request, vec![WakeKey::Queue(name.clone())]));
                 };
                 self.attempt_queues(request, vec![queue], Vec::new(), deadline).await
             }
@@ -201,7 +234,7 @@ impl PopPath {
                 self.attempt_queues(request, queues, vec![key], deadline).await
             }
             Scope::Partition(name, partition) => {
-                let unknown = || Attempt::nothing_but(vec![WakeKey::Queue(name.clone())]);
+                let unknown = || Attempt::nothing_but(request, vec![WakeKey::Queue(name.clone())]);
                 let Some(queue) = Box::pin(self.queues.find(name)).await? else { return Ok(unknown()) };
                 let Some(partition) = self.store.find_partition(queue.id, partition).await? else {
                     return Ok(unknown());
@@ -225,40 +258,52 @@ impl PopPath {
         }
         let start = request.subscription.start(&request.group, self.settings.subscription_default);
         let mut groups = Vec::with_capacity(queues.len());
+        let mut policy = Policy::default();
         for queue in queues {
-            match self.groups.register(&queue, &request.group, start).await? {
-                Some(id) => groups.push((self.ready.group(queue.id, id), queue)),
+            let conflation = request.conflation == Some(true);
+            match self.groups.register(&queue, &request.group, start, conflation).await? {
+                Some(row) => {
+                    policy.add(request, row.conflation);
+                    groups.push((self.ready.group(queue.id, row.id), queue, row.conflation));
+                }
                 None => {
                     self.queues.forget(&queue.name);
                 }
             }
         }
-        if let ([(group, queue)], true) = (groups.as_slice(), keys.is_empty()) {
+        if groups.is_empty() {
+            policy.conflation = request.conflation == Some(true);
+        }
+        if let ([(group, queue, false)], true) = (groups.as_slice(), keys.is_empty()) {
             Box::pin(self.wait_for_more(request, queue, group, deadline)).await?;
         }
         let _permit = self.permit(request).await?;
-        let mut budget = Budget { messages: request.batch, partitions: request.partitions };
         let mut auto = Box::pin(self.begin(request)).await?;
-        let worker = (request.partitions > 1).then(|| self.store.ids().lease_on_many());
+        let widest = request.width(policy.conflation).max(request.width(false));
+        let worker = (widest > 1).then(|| self.store.ids().lease_on_many());
         let mut claims = Claims::default();
-        for (group, queue) in &groups {
-            let claimer = self.claimer(request, queue, worker, start);
-            claimer.claim_ready(queue, group, &mut budget, &mut auto, &mut claims).await?;
-            if budget.is_spent() {
+        let mut messages = request.batch;
+        for (group, queue, conflating) in &groups {
+            let taken = i64::try_from(claims.spans.len()).unwrap_or(i64::MAX);
+            if messages <= 0 || taken >= widest {
                 break;
             }
+            let mut budget = Budget { messages, partitions: request.width(*conflating) - taken };
+            let claimer = self.claimer(request, queue, worker, start, *conflating);
+            claimer.claim_ready(queue, group, &mut budget, &mut auto, &mut claims).await?;
+            messages = budget.messages;
         }
         let gone = claims.gone;
         match Box::pin(self.serve(request, claims, auto, worker)).await? {
-            Some(answer) => Ok(Attempt::Served(answer)),
+            Some(answer) => Ok(Attempt::Served(answer, policy)),
             None => {
                 if let Some(group) = gone {
                     return Ok(self.forget_group(group));
                 }
                 // Discovery waits by label: it never stands in the lists of thousands of groups.
                 let groups =
-                    if keys.is_empty() { groups.into_iter().map(|(group, _)| group).collect() } else { Vec::new() };
-                Ok(Attempt::Nothing(Miss { groups, keys, again_after: None }))
+                    if keys.is_empty() { groups.into_iter().map(|(group, ..)| group).collect() } else { Vec::new() };
+                Ok(Attempt::Nothing(Miss { policy, groups, keys, again_after: None }))
             }
         }
     }
@@ -269,13 +314,21 @@ impl PopPath {
         queue: Queue,
         partition: PartitionId,
     ) -> BrokerResult<Attempt> {
-        let Some(group) = self.groups.find_or_create(&queue, &request.group).await? else {
-            self.queues.forget(&queue.name);
-            return Ok(Attempt::nothing_but(vec![WakeKey::Known(partition)]));
-        };
         let start = request.subscription.start(&request.group, self.settings.subscription_default);
+        // Only a declared policy registers a group here (`spec/push-pop.md` §7.12).
+        let found = match request.conflation {
+            None => self.groups.find_or_create(&queue, &request.group).await?,
+            Some(declared) => self.groups.register(&queue, &request.group, start, declared).await?,
+        };
+        let Some(row) = found else {
+            self.queues.forget(&queue.name);
+            return Ok(Attempt::nothing_but(request, vec![WakeKey::Known(partition)]));
+        };
+        let mut policy = Policy::default();
+        policy.add(request, row.conflation);
+        let group = row.id;
         let _permit = self.permit(request).await?;
-        let claimer = self.claimer(request, &queue, None, start);
+        let claimer = self.claimer(request, &queue, None, start, row.conflation);
         let mut budget = Budget { messages: request.batch, partitions: 1 };
         let mut auto = Box::pin(self.begin(request)).await?;
         let mut claims = Claims::default();
@@ -283,12 +336,13 @@ impl PopPath {
             claimer.claim_partition(&queue, group, partition, &mut budget, &mut auto, &mut claims).await?;
         let gone = claims.gone;
         match Box::pin(self.serve(request, claims, auto, None)).await? {
-            Some(answer) => Ok(Attempt::Served(answer)),
+            Some(answer) => Ok(Attempt::Served(answer, policy)),
             None => {
                 if let Some(group) = gone {
                     return Ok(self.forget_group(group));
                 }
-                Ok(Attempt::Nothing(Miss { groups: Vec::new(), keys: vec![WakeKey::Known(partition)], again_after }))
+                let keys = vec![WakeKey::Known(partition)];
+                Ok(Attempt::Nothing(Miss { policy, groups: Vec::new(), keys, again_after }))
             }
         }
     }
@@ -302,7 +356,14 @@ impl PopPath {
         Ok(if request.auto_ack { Some(self.store.begin_auto_ack().await?) } else { None })
     }
 
-    fn claimer(&self, request: &PopRequest, queue: &Queue, worker: Option<LeaseId>, start: StartAt) -> Claimer<'_> {
+    fn claimer(
+        &self,
+        request: &PopRequest,
+        queue: &Queue,
+        worker: Option<LeaseId>,
+        start: StartAt,
+        conflating: bool,
+    ) -> Claimer<'_> {
         Claimer {
             store: &self.store,
             fusion: &self.claim_fusion,
@@ -311,6 +372,7 @@ impl PopPath {
             shared_worker: worker,
             start,
             lease_seconds: queue::lease_seconds(request.lease_seconds, &queue.options),
+            conflating,
         }
     }
 
@@ -409,7 +471,7 @@ impl PopPath {
         let mut waited = false;
         loop {
             let candidates = {
-                let taken = self.ready.take(group, request.partitions.min(64) as usize).await?;
+                let taken = self.ready.take(group, request.width(false).min(64) as usize).await?;
                 taken.partitions().to_vec()
             };
             if candidates.is_empty() {
@@ -453,8 +515,10 @@ fn by_group(delivered: &[Delivered]) -> Vec<(GroupId, Vec<Shrunk>)> {
 }
 
 impl Attempt {
-    fn nothing_but(keys: Vec<WakeKey>) -> Attempt {
-        Attempt::Nothing(Miss { groups: Vec::new(), keys, again_after: None })
+    /// Nothing, of a group that is not known yet: it would be what the request declares.
+    fn nothing_but(request: &PopRequest, keys: Vec<WakeKey>) -> Attempt {
+        let policy = Policy { conflation: request.conflation == Some(true), conflict: false };
+        Attempt::Nothing(Miss { policy, groups: Vec::new(), keys, again_after: None })
     }
 }
 

@@ -213,7 +213,7 @@ fn strange_variables_are_named_once_and_others_left_alone() {
         ("REGENT_POOL_SIZE", "1"),
         ("QUEEN_VEGAS_ALPHA", "1"),
         ("QUEEN_MESH_PORT", "1"),
-        ("FILE_BUFFER_DIR", "/spool"),
+        ("FILE_BUFFER_MAX_BATCH", "7"),
         ("JWT_ALGORITHM", "RS256"),
         ("JWT_SECRET", ""),
         ("PATH", "/bin"),
@@ -222,7 +222,7 @@ fn strange_variables_are_named_once_and_others_left_alone() {
         config.report.warnings,
         [
             "of older brokers, without effect: QUEEN_VEGAS_ALPHA",
-            "accepted without effect in this version: FILE_BUFFER_DIR, JWT_ALGORITHM, QUEEN_MESH_PORT",
+            "accepted without effect in this version: FILE_BUFFER_MAX_BATCH, JWT_ALGORITHM, QUEEN_MESH_PORT",
             "unknown, without effect: QUEEN_ACK_FUSON, REGENT_POOL_SIZE"
         ]
     );

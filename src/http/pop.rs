@@ -15,7 +15,7 @@ use crate::broker::Broker;
 use crate::broker::delivery::{Delivered, Run};
 use crate::broker::group::Subscription;
 use crate::broker::maintenance::Mode;
-use crate::broker::pop::{BATCH_MAX, PopAnswer, PopRequest, Scope};
+use crate::broker::pop::{BATCH_MAX, Policy, PopAnswer, PopRequest, Popped, Scope};
 use crate::broker::segment::Frame;
 use crate::ids::QUEUE_MODE_GROUP;
 
@@ -61,27 +61,28 @@ async fn serve(broker: &Broker, scope: Scope, query: Query) -> Result<Response, 
     }
     let request = request_of(broker, scope, &query)?;
     if broker.maintenance().is_on(Mode::Pop) {
-        return paused(&query);
+        return paused(request.conflation);
     }
     // A parked pop keeps only what it needs.
     drop(query);
-    let answer = tokio::select! {
-        answer = broker.pop(&request) => answer?,
+    let popped = tokio::select! {
+        popped = broker.pop(&request) => popped?,
         // A parked pop must not deliver any more; what it claimed at that instant comes again after its lease.
-        () = broker.maintenance().pops_paused(), if request.wait => None,
+        () = broker.maintenance().pops_paused(), if request.wait => return paused(request.conflation),
     };
-    match answer {
-        Some(answer) => {
-            let body = render(broker, &request, &answer);
-            Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
-        }
-        None => Ok(StatusCode::NO_CONTENT.into_response()),
-    }
+    let Popped { answer, policy } = popped;
+    let answer = match answer {
+        Some(answer) => answer,
+        None if policy == Policy::default() => return Ok(StatusCode::NO_CONTENT.into_response()),
+        None => PopAnswer { lease: None, delivered: Vec::new() },
+    };
+    let body = render(broker, &request, &answer, policy);
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 /// The answer of a paused pop: nothing, without a body unless the client asked for conflation.
-fn paused(query: &Query) -> Result<Response, ApiError> {
-    if query.boolean("conflation")? == Some(true) {
+fn paused(conflation: Option<bool>) -> Result<Response, ApiError> {
+    if conflation == Some(true) {
         let body = serde_json::json!({"messages": [], "paused": true, "conflation": true});
         return Ok(Json(body).into_response());
     }
@@ -106,14 +107,9 @@ fn refuse_conflation(query: &Query) -> Result<Option<Response>, ApiError> {
 
 fn request_of(broker: &Broker, scope: Scope, query: &Query) -> Result<PopRequest, ApiError> {
     let positive = |key| query.integer(key).map(|n| n.filter(|n| *n > 0));
-    let partitions = match query.integer("partitions")? {
-        None => 1,
-        Some(n) if n <= 0 => BATCH_MAX,
-        Some(n) => n.min(BATCH_MAX),
-    };
-    // Known parameters of features that are not served are still type-checked.
+    let partitions = query.integer("partitions")?.map(|n| if n <= 0 { BATCH_MAX } else { n.min(BATCH_MAX) });
+    // A known parameter of a feature that is not served is still type-checked.
     query.boolean("autopilot")?;
-    query.boolean("conflation")?;
     Ok(PopRequest {
         scope,
         group: query.name("consumerGroup")?.unwrap_or(QUEUE_MODE_GROUP).to_owned(),
@@ -130,10 +126,11 @@ fn request_of(broker: &Broker, scope: Scope, query: &Query) -> Result<PopRequest
             mode: query.text("subscriptionMode").map(str::to_owned),
             from: query.text("subscriptionFrom").map(str::to_owned),
         },
+        conflation: query.boolean("conflation")?,
     })
 }
 
-fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer) -> Vec<u8> {
+fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer, policy: Policy) -> Vec<u8> {
     let payload: usize = answer.delivered.iter().map(|d| d.hashes.len() * 512).sum();
     let mut out = Vec::with_capacity(512 + payload);
     let queue = match &request.scope {
@@ -168,6 +165,12 @@ fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer) -> Vec<u8> 
     }
     out.extend_from_slice(b"],\"partitionsClaimed\":");
     json::integer(&mut out, answer.delivered.len() as i64);
+    if policy.conflation {
+        out.extend_from_slice(b",\"conflation\":true");
+    }
+    if policy.conflict {
+        out.extend_from_slice(b",\"conflationConflict\":true");
+    }
     out.push(b'}');
     out
 }

@@ -29,6 +29,8 @@ pub struct ClaimRequest<'a> {
     pub window_seconds: i32,
     /// Messages that release a `windowBuffer` partition early.
     pub window_messages: i64,
+    /// Takes everything visible of a partition, whatever its number, and counts it as one message.
+    pub conflating: bool,
 }
 
 /// A span that this pop owns now.
@@ -82,9 +84,9 @@ macro_rules! claim_sql {
         concat!(
             "WITH u AS ( \
                SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::int[], $4::int[], $5::bigint[], $6::bigint[], \
-                 $7::float8[], $8::float8[], $9::float8[], $10::bigint[]) WITH ORDINALITY \
+                 $7::float8[], $8::float8[], $9::float8[], $10::bigint[], $11::boolean[]) WITH ORDINALITY \
                  AS u (partition_id, worker_id, group_id, request, messages_max, partitions_max, \
-                   lease_seconds, delay_seconds, window_seconds, window_messages, ord)), \
+                   lease_seconds, delay_seconds, window_seconds, window_messages, conflating, ord)), \
              seen AS MATERIALIZED ( \
                SELECT u.*, p.id IS NOT NULL AS exists, c.partition_id IS NOT NULL AS met, \
                  p.name, p.last_offset, v.visible_end, v.next_visible_at, \
@@ -116,7 +118,7 @@ macro_rules! claim_sql {
                ) v ON true), \
              locked AS MATERIALIZED ( \
                SELECT c.partition_id, c.group_id, c.committed, s.worker_id, s.ord, s.request, s.messages_max, \
-                 s.partitions_max, s.lease_seconds, greatest(c.committed + 1, s.first) AS first, s.visible_end \
+                 s.partitions_max, s.lease_seconds, s.conflating, greatest(c.committed + 1, s.first) AS first, s.visible_end \
                FROM seen s JOIN queen.log_consumers c ON c.partition_id = s.partition_id AND c.group_id = s.group_id \
                WHERE s.leased_until IS NULL AND s.not_before IS NULL \
                  AND (s.window_end IS NULL OR s.window_end <= clock_timestamp()) \
@@ -124,15 +126,16 @@ macro_rules! claim_sql {
                  AND (c.not_before IS NULL OR c.not_before <= clock_timestamp()) \
                  AND s.visible_end >= greatest(c.committed + 1, s.first) \
                ORDER BY c.partition_id, c.group_id FOR NO KEY UPDATE OF c SKIP LOCKED), \
+             counted AS ( \
+               SELECT *, CASE WHEN conflating THEN 1 ELSE visible_end - first + 1 END AS available FROM locked), \
              sized AS ( \
-               SELECT *, visible_end - first + 1 AS available, \
-                 row_number() OVER (PARTITION BY request ORDER BY ord) AS rank, \
-                 sum(visible_end - first + 1) OVER (PARTITION BY request ORDER BY ord) - (visible_end - first + 1) \
-                   AS before \
-               FROM locked), \
+               SELECT *, row_number() OVER (PARTITION BY request ORDER BY ord) AS rank, \
+                 sum(available) OVER (PARTITION BY request ORDER BY ord) - available AS before \
+               FROM counted), \
              taken AS ( \
-               SELECT partition_id, group_id, ord, worker_id, committed, lease_seconds, \
-                 first, first + least(available, messages_max - before)::bigint - 1 AS last \
+               SELECT partition_id, group_id, ord, worker_id, committed, lease_seconds, first, \
+                 CASE WHEN conflating THEN visible_end \
+                   ELSE first + least(available, messages_max - before)::bigint - 1 END AS last \
                FROM sized WHERE before < messages_max AND rank <= partitions_max), \
              claimed AS ( \
                UPDATE queen.log_consumers c SET ",
@@ -200,6 +203,7 @@ async fn run<'e>(
         .bind(each().map(|(r, ..)| f64::from(r.delay_seconds)).collect::<Vec<f64>>())
         .bind(each().map(|(r, ..)| f64::from(r.window_seconds)).collect::<Vec<f64>>())
         .bind(each().map(|(r, ..)| r.window_messages).collect::<Vec<i64>>())
+        .bind(each().map(|(r, ..)| r.conflating).collect::<Vec<bool>>())
         .fetch_all(executor)
         .timed("claiming")
         .await?;

@@ -25,6 +25,8 @@ pub struct GroupRow {
     pub id: GroupId,
     /// Whether a wildcard or discovery pop has fixed where it starts.
     pub registered: bool,
+    /// Whether it reads only the newest message of each partition (`spec/push-pop.md` §7.12).
+    pub conflation: bool,
 }
 
 /// Where the cursor of group `g` on partition `p` begins, given its mode and its instant.
@@ -53,45 +55,59 @@ impl Store {
     /// The group, if it exists.
     pub async fn find_group(&self, queue: QueueId, name: &str) -> StoreResult<Option<GroupRow>> {
         let row = sqlx::query(
-            "SELECT id, mode IS NOT NULL AS registered FROM queen.consumer_groups WHERE queue_id = $1 AND name = $2",
+            "SELECT id, mode IS NOT NULL AS registered, conflation FROM queen.consumer_groups \
+             WHERE queue_id = $1 AND name = $2",
         )
         .bind(queue.0)
         .bind(name)
         .fetch_optional(&self.pool)
         .timed("finding a group")
         .await?;
-        row.map(|row| Ok(GroupRow { id: GroupId(row.try_get("id")?), registered: row.try_get("registered")? }))
-            .transpose()
-            .during("finding a group")
+        row.map(|row| {
+            let conflation = row.try_get("conflation")?;
+            Ok(GroupRow { id: GroupId(row.try_get("id")?), registered: row.try_get("registered")?, conflation })
+        })
+        .transpose()
+        .during("finding a group")
     }
 
     /// Fixes where the group starts, once: the first caller's word stands. The boundary of [`StartAt::End`] is exact
     /// and lazy: the row keeps the registering snapshot, and a partition met later skips exactly what that snapshot
     /// could see. An instant in the future means from now on (`spec/push-pop.md` §7.10). `None` if the queue is gone.
-    pub async fn register_group(&self, queue: QueueId, name: &str, start: StartAt) -> StoreResult<Option<GroupRow>> {
+    /// `conflation` is fixed with it.
+    pub async fn register_group(
+        &self,
+        queue: QueueId,
+        name: &str,
+        start: StartAt,
+        conflation: bool,
+    ) -> StoreResult<Option<GroupRow>> {
         let (mode, at) = match start {
             StartAt::Beginning => ("all", None),
             StartAt::End => ("new", None),
             StartAt::Timestamp(at) => ("timestamp", Some(at)),
         };
-        let id: Option<i32> = sqlx::query_scalar(
-            "INSERT INTO queen.consumer_groups AS g (queue_id, name, mode, subscribed_at, snapshot, registered_at) \
-             SELECT q.id, $2, $3, least($4, clock_timestamp()), pg_current_snapshot(), clock_timestamp() \
+        let row: Option<(i32, bool)> = sqlx::query_as(
+            "INSERT INTO queen.consumer_groups AS g \
+               (queue_id, name, mode, subscribed_at, snapshot, registered_at, conflation) \
+             SELECT q.id, $2, $3, least($4, clock_timestamp()), pg_current_snapshot(), clock_timestamp(), $5 \
              FROM (SELECT id FROM queen.queues WHERE id = $1 FOR KEY SHARE) q \
              ON CONFLICT (queue_id, name) DO UPDATE SET mode = coalesce(g.mode, excluded.mode), \
                subscribed_at = CASE WHEN g.mode IS NULL THEN excluded.subscribed_at ELSE g.subscribed_at END, \
                snapshot = CASE WHEN g.mode IS NULL THEN excluded.snapshot ELSE g.snapshot END, \
-               registered_at = CASE WHEN g.mode IS NULL THEN excluded.registered_at ELSE g.registered_at END \
-             RETURNING id",
+               registered_at = CASE WHEN g.mode IS NULL THEN excluded.registered_at ELSE g.registered_at END, \
+               conflation = CASE WHEN g.mode IS NULL THEN excluded.conflation ELSE g.conflation END \
+             RETURNING id, conflation",
         )
         .bind(queue.0)
         .bind(name)
         .bind(mode)
         .bind(at)
+        .bind(conflation)
         .fetch_optional(&self.pool)
         .timed("registering a group")
         .await?;
-        Ok(id.map(|id| GroupRow { id: GroupId(id), registered: true }))
+        Ok(row.map(|(id, conflation)| GroupRow { id: GroupId(id), registered: true, conflation }))
     }
 
     /// Gives an unregistered group a row to hang cursors on (targeted pops). `None` if the queue is gone.

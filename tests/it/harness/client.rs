@@ -49,6 +49,8 @@ pub struct AckResult {
     pub lease_released: bool,
     pub dlq: bool,
     pub noop: bool,
+    /// Only on the ack that closes a conflating lease.
+    pub conflated: Option<i64>,
 }
 
 /// Any answer.

@@ -56,6 +56,12 @@ pub struct Popped {
     pub consumer_group: String,
     pub messages: Vec<Message>,
     pub partitions_claimed: i64,
+    /// Only when it was applied.
+    #[serde(default)]
+    pub conflation: bool,
+    /// Only when the request declared another policy.
+    #[serde(default)]
+    pub conflation_conflict: bool,
 }
 
 impl Popped {

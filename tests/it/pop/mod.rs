@@ -2,6 +2,7 @@
 
 mod budget;
 mod claims;
+mod conflation;
 mod discovery;
 mod first_contact;
 mod hang_up;
