@@ -35,6 +35,7 @@ pub mod partition;
 pub mod peer_report;
 pub mod peers;
 pub mod pop;
+pub mod pop_request;
 pub mod push;
 pub mod push_flush;
 pub mod push_fusion;
