@@ -17,6 +17,7 @@ use super::push::{JobError, Packed};
 use super::push_fusion::{PushFusion, PushJob};
 use super::queue::QueueDirectory;
 use super::segment::Frame;
+use super::spool::Spool;
 use crate::ids::{IdSpace, Offset, PartitionId, QueueId};
 use crate::store::Store;
 use crate::store::dead_letters::{DeadLetter, LetterAddress, LetterFilter};
@@ -142,6 +143,7 @@ pub struct DeadLetters {
     queues: QueueDirectory,
     fusion: PushFusion,
     encryption: Encryption,
+    spool: Spool,
     activity: Arc<Activity>,
 }
 
@@ -152,9 +154,10 @@ impl DeadLetters {
         queues: QueueDirectory,
         fusion: PushFusion,
         encryption: Encryption,
+        spool: Spool,
         activity: Arc<Activity>,
     ) -> DeadLetters {
-        DeadLetters { store, queues, fusion, encryption, activity }
+        DeadLetters { store, queues, fusion, encryption, spool, activity }
     }
 
     /// One page, newest first. A page of large payloads ends early.
@@ -239,6 +242,7 @@ impl DeadLetters {
         let transaction_id = format!("dlq:{}", letter.id);
         let id = Uuid::now_v7();
         let _admitted = self.fusion.admit(letter.payload.len() + 64)?;
+        self.spool.let_pass(&[(queue_name, partition)]).await?;
         for _ in 0..=QUEUE_GONE_RETRIES {
             let mut found = self.queues.find_or_create(&[queue_name]).await?;
             let Some(queue) = found.remove(queue_name) else { continue };

@@ -154,12 +154,18 @@ impl Broker {
         let group_admin = GroupAdmin::new(store.clone(), memory.clone(), peers.clone());
         let dedup = DedupBudget::new(settings.dedup_bytes_max);
         let fusion = PushFusion::start(&store, &ready, &peers, &cache, &dedup, &settings, &stop);
-        let dead_letters =
-            DeadLetters::new(store.clone(), queues.clone(), fusion.clone(), encryption.clone(), activity.clone());
+        let dead_letters = DeadLetters::new(
+            store.clone(),
+            queues.clone(),
+            fusion.clone(),
+            encryption.clone(),
+            spool.clone(),
+            activity.clone(),
+        );
         let push = PushPath::new(queues.clone(), fusion.clone(), encryption.clone(), spool.clone());
         let maintenance = Maintenance::new(store.clone(), spool.clone());
         let drain = Drain {
-            spool,
+            spool: spool.clone(),
             store: store.clone(),
             queues: queues.clone(),
             ready: ready.clone(),
@@ -178,8 +184,15 @@ impl Broker {
             settings.transaction.clone(),
             Writing { zstd_level: settings.zstd_level, cache: cache.clone(), dedup: dedup.clone() },
         );
-        let transactions =
-            TransactionPath::new(store.clone(), queues.clone(), encryption.clone(), fusion, ack.search(), lanes);
+        let transactions = TransactionPath::new(
+            store.clone(),
+            queues.clone(),
+            encryption.clone(),
+            fusion,
+            ack.search(),
+            spool.clone(),
+            lanes,
+        );
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),

@@ -6,7 +6,8 @@
 //!                │          └── search (ids that are not in the pages a flush reads; locks nothing)
 //!                └── refused without the database
 //! ```
-//! A bundle that is refused leaves nothing, and those that share its flush do not notice. Nothing is ever spooled.
+//! A bundle that is refused leaves nothing, and those that share its flush do not notice. Nothing is ever spooled, and
+//! nothing overtakes what is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use super::push::{distinct_queues, group_items, pack_group};
 use super::push_fusion::PushFusion;
 use super::queue::QueueDirectory;
 use super::resolver::Resolver;
+use super::spool::Spool;
 use crate::ids::{NAME_BYTES_MAX, PartitionId};
 use crate::store::partitions::PartitionKey;
 use crate::store::{Store, StoreError};
@@ -55,6 +57,7 @@ pub struct TransactionPath {
     /// Admission is shared with pushes: both hold request bodies.
     fusion: PushFusion,
     search: Search,
+    spool: Spool,
     lanes: Lanes,
 }
 
@@ -66,9 +69,10 @@ impl TransactionPath {
         encryption: Encryption,
         fusion: PushFusion,
         search: Search,
+        spool: Spool,
         lanes: Lanes,
     ) -> TransactionPath {
-        TransactionPath { store, queues, encryption, fusion, search, lanes }
+        TransactionPath { store, queues, encryption, fusion, search, spool, lanes }
     }
 
     /// The lanes to be run.
@@ -105,6 +109,8 @@ impl TransactionPath {
         }
         let payloads: usize = bundle.pushes.iter().map(|item| item.payload.len()).sum();
         let _admitted = self.fusion.admit(payloads + operations * OPERATION_BYTES)?;
+        let pushed: Vec<(&str, &str)> = bundle.pushes.iter().map(|item| (item.queue, item.partition)).collect();
+        self.spool.let_pass(&pushed).await?;
         let minted: Vec<Uuid> = bundle.pushes.iter().map(|_| Uuid::now_v7()).collect();
         for _ in 0..=QUEUE_GONE_RETRIES {
             let mut job = match self.prepare(bundle, &minted, producer_sub).await? {

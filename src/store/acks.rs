@@ -262,7 +262,7 @@ const SETTLE_AND_FILE: &str = concat!(
 /// The hashes must not have been purged under the lease: resolution would answer *unresolvable* then (I6).
 macro_rules! unpurged {
     () => {
-        "EXISTS (SELECT 1 FROM queen.log_partitions p WHERE p.id = c.partition_id AND p.txns_start <= c.committed + 1)"
+        "EXISTS (SELECT 1 FROM queen.log_partitions p WHERE p.id = ANY (ARRAY[c.partition_id]) AND p.txns_start <= c.committed + 1)"
     };
 }
 macro_rules! advance_set {
@@ -292,14 +292,14 @@ macro_rules! advance_many {
                SELECT c.partition_id, c.group_id, c.batch_end, c.lease_expires_at, u.ord \
                FROM unnest($1::bigint[], $2::int[], $3::uuid[], $4::bigint[], $5::bigint[]) WITH ORDINALITY \
                  AS u (partition_id, group_id, worker_id, committed, batch_end, ord) \
-               JOIN queen.log_consumers c ON c.partition_id = u.partition_id AND c.group_id = u.group_id \
+               JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = u.group_id \
                WHERE c.worker_id = u.worker_id AND c.committed = u.committed AND c.batch_end = u.batch_end AND ",
             unpurged!(),
-            " ORDER BY c.partition_id, c.group_id ",
+            " ORDER BY u.partition_id, u.group_id ",
             $lock,
             ") ",
             advance_set!("l.batch_end"),
-            "FROM locked l WHERE c.partition_id = l.partition_id AND c.group_id = l.group_id \
+            "FROM locked l WHERE c.partition_id = ANY (ARRAY[l.partition_id]) AND c.group_id = l.group_id \
                AND l.lease_expires_at > clock_timestamp() RETURNING l.ord"
         )
     };

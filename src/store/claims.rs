@@ -102,8 +102,8 @@ macro_rules! claim_sql {
                    WHERE s.partition_id = u.partition_id AND s.base_offset <= greatest(c.committed, p.log_start - 1) + 1 \
                    ORDER BY s.base_offset DESC LIMIT 1) END AS window_end \
                FROM u \
-               LEFT JOIN queen.log_partitions p ON p.id = u.partition_id \
-               LEFT JOIN queen.log_consumers c ON c.partition_id = u.partition_id AND c.group_id = u.group_id \
+               LEFT JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
+               LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = u.group_id \
                LEFT JOIN LATERAL ( \
                  SELECT CASE WHEN u.delay_seconds <= 0 THEN p.last_offset ELSE coalesce(( \
                      SELECT s.base_offset + s.message_count - 1 FROM queen.log_segments s \
@@ -119,13 +119,14 @@ macro_rules! claim_sql {
              locked AS MATERIALIZED ( \
                SELECT c.partition_id, c.group_id, c.committed, s.worker_id, s.ord, s.request, s.messages_max, \
                  s.partitions_max, s.lease_seconds, s.conflating, greatest(c.committed + 1, s.first) AS first, s.visible_end \
-               FROM seen s JOIN queen.log_consumers c ON c.partition_id = s.partition_id AND c.group_id = s.group_id \
+               FROM seen s JOIN queen.log_consumers c \
+                 ON c.partition_id = ANY (ARRAY[s.partition_id]) AND c.group_id = s.group_id \
                WHERE s.leased_until IS NULL AND s.not_before IS NULL \
                  AND (s.window_end IS NULL OR s.window_end <= clock_timestamp()) \
                  AND (c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()) \
                  AND (c.not_before IS NULL OR c.not_before <= clock_timestamp()) \
                  AND s.visible_end >= greatest(c.committed + 1, s.first) \
-               ORDER BY c.partition_id, c.group_id FOR NO KEY UPDATE OF c SKIP LOCKED), \
+               ORDER BY s.partition_id, s.group_id FOR NO KEY UPDATE OF c SKIP LOCKED), \
              counted AS ( \
                SELECT *, CASE WHEN conflating THEN 1 ELSE visible_end - first + 1 END AS available FROM locked), \
              sized AS ( \
@@ -140,7 +141,7 @@ macro_rules! claim_sql {
              claimed AS ( \
                UPDATE queen.log_consumers c SET ",
             $set,
-            " FROM taken t WHERE c.partition_id = t.partition_id AND c.group_id = t.group_id \
+            " FROM taken t WHERE c.partition_id = ANY (ARRAY[t.partition_id]) AND c.group_id = t.group_id \
                RETURNING t.ord, t.committed, t.first, t.last, t.worker_id, c.attempts, c.worker_id IS NOT NULL AS leased) \
              SELECT ord, 0 AS stage, name, exists, met, emptied, \
                first IS NOT NULL AND last_offset >= first AS pending, last_offset, \

@@ -89,7 +89,7 @@ impl Store {
              extended AS ( \
                UPDATE queen.log_consumers c SET lease_expires_at = greatest(c.lease_expires_at, \
                  clock_timestamp() + make_interval(secs => $3)) \
-               FROM held h WHERE c.partition_id = h.partition_id AND c.group_id = h.group_id \
+               FROM held h WHERE c.partition_id = ANY (ARRAY[h.partition_id]) AND c.group_id = h.group_id \
                RETURNING c.lease_expires_at) \
              SELECT count(*) AS renewed, min(lease_expires_at) AS expires_at FROM extended",
         )
@@ -119,12 +119,12 @@ impl Store {
         sqlx::query(
             "WITH held AS MATERIALIZED ( \
                SELECT c.partition_id, u.batch_end FROM unnest($3::bigint[], $4::bigint[]) AS u (partition_id, batch_end) \
-               JOIN queen.log_consumers c ON c.partition_id = u.partition_id AND c.group_id = $1 \
-               WHERE c.worker_id = $2 ORDER BY c.partition_id FOR NO KEY UPDATE OF c) \
+               JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = $1 \
+               WHERE c.worker_id = $2 ORDER BY u.partition_id FOR NO KEY UPDATE OF c) \
              UPDATE queen.log_consumers c SET batch_end = h.batch_end, \
                worker_id = CASE WHEN h.batch_end IS NULL THEN NULL ELSE c.worker_id END, \
                lease_expires_at = CASE WHEN h.batch_end IS NULL THEN NULL ELSE c.lease_expires_at END \
-             FROM held h WHERE c.partition_id = h.partition_id AND c.group_id = $1",
+             FROM held h WHERE c.partition_id = ANY (ARRAY[h.partition_id]) AND c.group_id = $1",
         )
         .bind(group.0)
         .bind(worker.0)
@@ -141,8 +141,8 @@ impl Store {
         let ids: Vec<i64> = partitions.iter().map(|p| p.0).collect();
         sqlx::query_scalar(
             "SELECT coalesce(sum(p.last_offset - greatest(c.committed, p.log_start - 1)), 0)::bigint \
-             FROM unnest($1::bigint[]) AS u (id) JOIN queen.log_partitions p ON p.id = u.id \
-             LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = $2 \
+             FROM unnest($1::bigint[]) AS u (id) JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.id]) \
+             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = $2 \
              WHERE c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()",
         )
         .bind(ids)
@@ -171,7 +171,7 @@ impl AutoAckTx {
             "UPDATE queen.log_consumers c SET total_consumed = c.total_consumed - (c.committed - u.committed), \
                committed = u.committed \
              FROM unnest($2::bigint[], $3::bigint[]) AS u (partition_id, committed) \
-             WHERE c.partition_id = u.partition_id AND c.group_id = $1 AND u.committed < c.committed",
+             WHERE c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = $1 AND u.committed < c.committed",
         )
         .bind(group.0)
         .bind(ids)

@@ -87,10 +87,12 @@ impl Store {
                SELECT u.id, p.id IS NULL OR p.last_offset >= p.log_start AS forget, \
                  greatest(statement_timestamp() + make_interval(secs => $2), \
                    greatest(p.created_at, p.last_write_at) + make_interval(secs => $3)) AS look_at \
-               FROM unnest($1::bigint[]) AS u (id) LEFT JOIN queen.log_partitions p ON p.id = u.id), \
-             forgotten AS (DELETE FROM queen.empty_partitions e USING stays s WHERE e.partition_id = s.id AND s.forget) \
+               FROM unnest($1::bigint[]) AS u (id) LEFT JOIN queen.log_partitions p \
+                 ON p.id = ANY (ARRAY[u.id])), \
+             forgotten AS (DELETE FROM queen.empty_partitions e USING stays s \
+               WHERE e.partition_id = ANY (ARRAY[s.id]) AND s.forget) \
              UPDATE queen.empty_partitions e SET look_at = s.look_at FROM stays s \
-             WHERE e.partition_id = s.id AND NOT s.forget",
+             WHERE e.partition_id = ANY (ARRAY[s.id]) AND NOT s.forget",
         )
         .bind(candidates.iter().filter(|id| !gone.contains(id)).copied().collect::<Vec<_>>())
         .bind(LOOK_AGAIN_SECONDS)

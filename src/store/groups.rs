@@ -144,14 +144,15 @@ impl Store {
                SELECT u.group_id, u.mode, u.instant, p.id, p.log_start, p.last_offset \
                FROM unnest($1::int[], $2::bigint[], $3::text[], $4::timestamptz[]) \
                  AS u (group_id, partition_id, mode, instant) \
-               JOIN queen.log_partitions p ON p.id = u.partition_id ORDER BY p.id FOR KEY SHARE OF p), \
+               JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
+               ORDER BY u.partition_id FOR KEY SHARE OF p), \
              kept AS MATERIALIZED ( \
                SELECT id FROM queen.consumer_groups \
                WHERE id = ANY (ARRAY (SELECT DISTINCT group_id FROM p)) ORDER BY id FOR KEY SHARE) \
              INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
              SELECT p.id, g.id, ",
             start_of!("coalesce(g.mode, p.mode)", "coalesce(g.subscribed_at, p.instant)"),
-            " FROM p JOIN queen.consumer_groups g ON g.id = p.group_id \
+            " FROM p JOIN queen.consumer_groups g ON g.id = ANY (ARRAY[p.group_id]) \
              WHERE g.id = ANY (ARRAY (SELECT id FROM kept)) \
              ORDER BY p.id, g.id ON CONFLICT (partition_id, group_id) DO NOTHING"
         ))
@@ -173,14 +174,14 @@ impl Store {
             "WITH emptied AS MATERIALIZED ( \
                SELECT c.partition_id, c.group_id, p.last_offset \
                FROM unnest($1::int[], $2::bigint[]) AS u (group_id, partition_id) \
-               JOIN queen.log_partitions p ON p.id = u.partition_id \
-               JOIN queen.log_consumers c ON c.partition_id = u.partition_id AND c.group_id = u.group_id \
+               JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
+               JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = u.group_id \
                WHERE p.log_start > p.last_offset AND c.committed < p.last_offset \
                  AND (c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()) \
-               ORDER BY c.partition_id, c.group_id FOR NO KEY UPDATE OF c SKIP LOCKED) \
+               ORDER BY u.partition_id, u.group_id FOR NO KEY UPDATE OF c SKIP LOCKED) \
              UPDATE queen.log_consumers c SET committed = e.last_offset, worker_id = NULL, batch_end = NULL, \
                lease_expires_at = NULL \
-             FROM emptied e WHERE c.partition_id = e.partition_id AND c.group_id = e.group_id",
+             FROM emptied e WHERE c.partition_id = ANY (ARRAY[e.partition_id]) AND c.group_id = e.group_id",
         )
         .bind(groups)
         .bind(partitions)

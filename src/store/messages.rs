@@ -214,19 +214,19 @@ impl AppendTx {
                  n.message_count, n.payload_bytes, n.frames \
                FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $6::bytea[]) \
                  AS n (partition_id, base_offset, message_count, payload_bytes, frames) \
-               JOIN queen.log_partitions p ON p.id = n.partition_id), \
+               JOIN queen.log_partitions p ON p.id = ANY (ARRAY[n.partition_id])), \
              txns AS ( \
                INSERT INTO queen.log_txns (partition_id, base_offset, created_at, hashes) \
                SELECT n.partition_id, n.base_offset, greatest(statement_timestamp(), p.last_write_at), n.hashes \
                FROM unnest($1::bigint[], $2::bigint[], $5::bytea[]) AS n (partition_id, base_offset, hashes) \
-               JOIN queen.log_partitions p ON p.id = n.partition_id), \
+               JOIN queen.log_partitions p ON p.id = ANY (ARRAY[n.partition_id])), \
              moved AS ( \
                UPDATE queen.log_partitions p SET last_offset = n.last_offset, \
                  last_write_at = greatest(statement_timestamp(), p.last_write_at) \
                FROM (SELECT partition_id, max(base_offset + message_count - 1) AS last_offset \
                      FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, base_offset, message_count) \
                      GROUP BY partition_id) n \
-               WHERE p.id = n.partition_id AND p.last_offset < n.last_offset RETURNING p.id, p.last_write_at) \
+               WHERE p.id = ANY (ARRAY[n.partition_id]) AND p.last_offset < n.last_offset RETURNING p.id, p.last_write_at) \
              SELECT id, last_write_at, pg_current_xact_id()::text FROM moved",
         )
         .bind(&ids)

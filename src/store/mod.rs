@@ -2,6 +2,10 @@
 //!
 //! Lock order, everywhere: partitions by id, then consumers by (partition, group). A statement that locks several rows
 //! sorts them first. `now` is `clock_timestamp()` of the database: it alone judges leases and stamps segments.
+//!
+//! **Joins of lists with tables** say `key = ANY (ARRAY[list.key])`, not `key = list.key`, and sort by the list's columns:
+//! plans are made once per connection, and while statistics call a table small PostgreSQL would read the whole of it in
+//! index order and compare it with the list. By this form a table can only be entered by its key (tests/it/plans.rs).
 
 pub mod acks;
 pub mod brokers;

@@ -89,7 +89,7 @@ impl Store {
              FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($3, '') AND name IS DISTINCT FROM $3 \
                    ORDER BY name LIMIT $4) p \
              JOIN queen.consumer_groups g ON g.id = $2 \
-             LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = $2 \
+             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = $2 \
              ORDER BY p.name",
         )
         .bind(queue.0)
@@ -118,8 +118,8 @@ pub(super) async fn lock(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreR
     let rows = sqlx::query(
         "SELECT p.id, p.queue_id, p.name, p.last_offset, p.last_offset >= greatest(p.log_start, p.txns_start) AS is_listed \
          FROM unnest($1::int[], $2::text[]) AS u (queue_id, name) \
-         JOIN queen.log_partitions p ON p.queue_id = u.queue_id AND p.name = u.name \
-         ORDER BY p.id FOR NO KEY UPDATE OF p",
+         JOIN queen.log_partitions p ON p.queue_id = ANY (ARRAY[u.queue_id]) AND p.name = u.name \
+         ORDER BY p.id + 0 FOR NO KEY UPDATE OF p",
     )
     .bind(queues)
     .bind(names)

@@ -187,11 +187,11 @@ const DELETE_SEGMENTS: &str = concat!(
      doomed AS MATERIALIZED (SELECT w.* FROM walked w LEFT JOIN kept k USING (id) \
        WHERE k.first IS NULL OR w.base_offset < k.first), \
      deleted AS (DELETE FROM queen.log_segments s USING doomed d \
-       WHERE s.partition_id = d.id AND s.base_offset = d.base_offset), \
+       WHERE s.partition_id = ANY (ARRAY[d.id]) AND s.base_offset = d.base_offset), \
      started AS (SELECT p.id, coalesce(max(d.last) + 1, p.log_start) AS log_start FROM p LEFT JOIN doomed d USING (id) \
        GROUP BY p.id, p.log_start), \
      moved AS (UPDATE queen.log_partitions l SET log_start = s.log_start FROM started s \
-       WHERE l.id = s.id AND l.log_start < s.log_start), \
+       WHERE l.id = ANY (ARRAY[s.id]) AND l.log_start < s.log_start), \
      history AS (INSERT INTO queen.retention_history (tenant, queue_id, partition_id, partitions, kind, messages) \
        SELECT p.tenant, p.queue_id, CASE WHEN count(DISTINCT p.id) = 1 THEN min(p.id) END, count(DISTINCT p.id), \
          ($4::text[])[d.rule], sum(d.message_count) \
@@ -208,9 +208,9 @@ const DELETE_SEGMENTS: &str = concat!(
          WHERE f.partition_id = s.id AND f.base_offset >= s.log_start ORDER BY f.base_offset LIMIT 1) f ON true \
        LEFT JOIN walked w ON w.id = s.id AND w.base_offset = f.base_offset), \
      aged AS (UPDATE queen.log_ages a SET oldest_at = n.oldest_at FROM next n \
-       WHERE a.partition_id = n.id AND a.kind = 0 AND n.created_at IS NOT NULL), \
+       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 0 AND n.created_at IS NOT NULL), \
      emptied AS (DELETE FROM queen.log_ages a USING next n \
-       WHERE a.partition_id = n.id AND a.kind = 0 AND n.created_at IS NULL), \
+       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 0 AND n.created_at IS NULL), \
      noted AS (INSERT INTO queen.empty_partitions (partition_id, look_at) \
        SELECT n.id, clock_timestamp() + interval '1 day' FROM next n WHERE n.created_at IS NULL ORDER BY n.id \
        ON CONFLICT (partition_id) DO NOTHING) \
@@ -230,18 +230,19 @@ const DELETE_HASHES: &str = concat!(
          FROM (SELECT base_offset, hashes, created_at FROM queen.log_txns t \
            WHERE t.partition_id = p.id AND t.base_offset >= p.txns_start ORDER BY t.base_offset LIMIT $2) t) t \
        WHERE t.created_at < p.purged_before AND t.bytes_before <= $3), \
-     deleted AS (DELETE FROM queen.log_txns t USING doomed d WHERE t.partition_id = d.id AND t.base_offset = d.base_offset), \
+     deleted AS (DELETE FROM queen.log_txns t USING doomed d \
+       WHERE t.partition_id = ANY (ARRAY[d.id]) AND t.base_offset = d.base_offset), \
      started AS (SELECT p.id, coalesce(max(d.after), p.txns_start) AS txns_start FROM p LEFT JOIN doomed d USING (id) \
        GROUP BY p.id, p.txns_start), \
      moved AS (UPDATE queen.log_partitions l SET txns_start = s.txns_start FROM started s \
-       WHERE l.id = s.id AND l.txns_start < s.txns_start), \
+       WHERE l.id = ANY (ARRAY[s.id]) AND l.txns_start < s.txns_start), \
      next AS MATERIALIZED (SELECT s.id, f.created_at FROM started s LEFT JOIN LATERAL ( \
          SELECT f.created_at FROM queen.log_txns f WHERE f.partition_id = s.id AND f.base_offset >= s.txns_start \
          ORDER BY f.base_offset LIMIT 1) f ON true), \
      aged AS (UPDATE queen.log_ages a SET oldest_at = n.created_at FROM next n \
-       WHERE a.partition_id = n.id AND a.kind = 1 AND n.created_at IS NOT NULL), \
+       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 1 AND n.created_at IS NOT NULL), \
      emptied AS (DELETE FROM queen.log_ages a USING next n \
-       WHERE a.partition_id = n.id AND a.kind = 1 AND n.created_at IS NULL) \
+       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 1 AND n.created_at IS NULL) \
      SELECT count(*) FROM doomed"
 );
 

@@ -77,20 +77,20 @@ pub enum Witness {
 }
 
 const LOCK_CURSORS: &str = "SELECT c.partition_id FROM unnest($1::bigint[], $2::text[]) AS u (partition_id, name) \
-    JOIN queen.log_partitions p ON p.id = u.partition_id \
-    JOIN queen.consumer_groups g ON g.queue_id = p.queue_id AND g.name = u.name \
-    JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = g.id \
-    ORDER BY c.partition_id, c.group_id FOR NO KEY UPDATE OF c";
+    JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
+    JOIN queen.consumer_groups g ON g.queue_id = ANY (ARRAY[p.queue_id]) AND g.name = u.name \
+    JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = g.id \
+    ORDER BY u.partition_id, g.id + 0 FOR NO KEY UPDATE OF c";
 
 /// `statement_timestamp()` is one instant for all rows, after the locks were granted.
 const READ_CURSORS: &str = concat!(
     "SELECT u.ord, p.id IS NOT NULL AS has_partition, c.partition_id IS NOT NULL AS has_consumer, ",
     span_columns!("statement_timestamp()"),
     "FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS u (partition_id, name, ord) \
-     LEFT JOIN queen.log_partitions p ON p.id = u.partition_id \
-     LEFT JOIN queen.queues q ON q.id = p.queue_id \
-     LEFT JOIN queen.consumer_groups g ON g.queue_id = p.queue_id AND g.name = u.name \
-     LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = g.id ",
+     LEFT JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
+     LEFT JOIN queen.queues q ON q.id = ANY (ARRAY[p.queue_id]) \
+     LEFT JOIN queen.consumer_groups g ON g.queue_id = ANY (ARRAY[p.queue_id]) AND g.name = u.name \
+     LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = g.id ",
     span_pages!("statement_timestamp()", "c.partition_id IS NOT NULL "),
     "ORDER BY u.ord"
 );
@@ -158,7 +158,7 @@ impl AppendTx {
                    WHEN n.held > 0 THEN statement_timestamp() + make_interval(secs => n.held) END \
                FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::int[], $5::boolean[], $6::float8[]) \
                  AS n (partition_id, group_id, committed, retries, release, held) \
-               WHERE c.partition_id = n.partition_id AND c.group_id = n.group_id RETURNING 1) \
+               WHERE c.partition_id = ANY (ARRAY[n.partition_id]) AND c.group_id = n.group_id RETURNING 1) \
              SELECT count(*), pg_current_xact_id()::text FROM moved",
         )
         .bind(moves.iter().map(|m| m.partition.0).collect::<Vec<_>>())

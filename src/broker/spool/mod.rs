@@ -12,11 +12,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::encryption::Encryption;
+use super::error::BrokerResult;
+use super::pop::overloaded;
 use record::{Header, Record, Sealing};
 use writer::{Order, Writer};
 
@@ -24,6 +27,10 @@ use writer::{Order, Writer};
 const DIRECTORIES_MAX: usize = 64;
 /// Orders that may wait for the writer; more and the next one waits for room.
 const ORDERS_MAX: usize = 4096;
+/// How long a transaction or a replay waits for the drain to pass it.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks.
+const DRAIN_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What the directory's own file is called: the name of this spool among others.
 const ID_FILE: &str = "spool.id";
 /// Key for payloads whose queue is not known to this broker when it has no other key.
@@ -198,6 +205,21 @@ impl Spool {
     pub fn holds(&self, queue: &str, partition: &str) -> bool {
         let pending = self.pending();
         pending.records > 0 && pending.by_partition.contains_key(&(queue.to_owned(), partition.to_owned()))
+    }
+
+    /// Comes back once no record of these partitions waits any more: whoever stores past the spool must not overtake them.
+    ///
+    /// # Errors
+    /// `Overloaded`: they still wait after [`DRAIN_PATIENCE`], or push maintenance keeps them; nothing was done.
+    pub async fn let_pass(&self, partitions: &[(&str, &str)]) -> BrokerResult<()> {
+        let started = Instant::now();
+        while partitions.iter().any(|(queue, partition)| self.holds(queue, partition)) {
+            if self.maintenance() || started.elapsed() > DRAIN_PATIENCE {
+                return Err(overloaded("earlier messages of the partition wait in the disk spool", 1));
+            }
+            tokio::time::sleep(DRAIN_LOOK_EVERY).await;
+        }
+        Ok(())
     }
 
     /// Writes the messages, in order, and forces them to disk. An error: nothing of them is there.

@@ -2,6 +2,7 @@
 
 mod crash;
 mod modes;
+mod order;
 mod outage;
 
 use std::path::{Path, PathBuf};

@@ -10,5 +10,6 @@ mod long_poll;
 mod parameters;
 mod redelivery;
 mod response;
+mod shared_claims;
 mod subscription;
 mod visibility;
