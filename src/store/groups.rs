@@ -275,8 +275,9 @@ impl Store {
              INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
              SELECT p.id, g.id, ",
             start_of!("g.mode", "g.subscribed_at"),
-            " FROM unmet u JOIN queen.log_partitions p ON p.id = u.id JOIN queen.consumer_groups g ON g.id = u.group_id \
-              ORDER BY p.id, g.id ON CONFLICT (partition_id, group_id) DO NOTHING"
+            " FROM unmet u JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.id]) \
+              JOIN queen.consumer_groups g ON g.id = ANY (ARRAY[u.group_id]) \
+              ORDER BY u.id, u.group_id ON CONFLICT (partition_id, group_id) DO NOTHING"
         ))
         .bind(&ids)
         .execute(&mut *tx)
