@@ -136,6 +136,11 @@ impl App {
         self.address
     }
 
+    /// The domain behind the routes; `None` while the database has not been reached since the start.
+    pub fn broker(&self) -> Option<&Broker> {
+        self.broker.get()
+    }
+
     /// Waits until the shutdown begins, then drains.
     pub async fn run(self) {
         self.shutdown.soft().cancelled().await;
@@ -191,18 +196,27 @@ async fn open_broker(
     shutdown: &Shutdown,
     supervisor: &Supervisor,
 ) -> Result<Broker, StartError> {
+    let store = migrated(pools).await?;
+    let broker = Broker::start(store, settings.clone(), spool.clone(), shutdown.soft().clone());
+    // A mode that was on before this start is on from its first request.
+    broker.maintenance().refresh().await?;
+    spawn_loops(supervisor, &broker);
+    Ok(broker)
+}
+
+async fn migrated(pools: &Pools) -> Result<Store, StartError> {
     if pools.apply_schema {
         migrate::apply(&pools.main).await?;
     } else {
         migrate::verify(&pools.main).await?;
         tracing::info!("schema: apply skipped, it is the one of this version");
     }
-    let store = Store::open(pools.main.clone(), pools.claims.clone()).await?;
-    let broker = Broker::start(store, settings.clone(), spool.clone(), shutdown.soft().clone());
-    // A mode that was on before this start is on from its first request.
-    broker.maintenance().refresh().await?;
-    spawn_loops(supervisor, &broker);
-    Ok(broker)
+    Ok(Store::open(pools.main.clone(), pools.claims.clone()).await?)
+}
+
+/// The database that is configured, as a broker opens it, without a broker.
+pub async fn open_store(config: &Config) -> Result<Store, StartError> {
+    migrated(&open_pools(config)?).await
 }
 
 /// Samples of a histogram pile up in memory until somebody folds them into its buckets.

@@ -97,7 +97,7 @@ impl Packed {
     }
 
     /// Appends a message.
-    pub(super) fn add(&mut self, frame: &Frame<'_>, hash: TransactionHash) {
+    pub fn add(&mut self, frame: &Frame<'_>, hash: TransactionHash) {
         frame.pack(&mut self.body);
         self.hashes.push(hash);
         self.ids.push(frame.id);

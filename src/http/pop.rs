@@ -130,7 +130,8 @@ fn request_of(broker: &Broker, scope: Scope, query: &Query) -> Result<PopRequest
     })
 }
 
-fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer, policy: Policy) -> Vec<u8> {
+/// The body of an answer (`spec/push-pop.md` §7).
+pub fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer, policy: Policy) -> Vec<u8> {
     let payload: usize = answer.delivered.iter().map(|d| d.hashes.len() * 512).sum();
     let mut out = Vec::with_capacity(512 + payload);
     let queue = match &request.scope {

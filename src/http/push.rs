@@ -42,8 +42,26 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 /// The request body. Objects only: serde's derived structs would take arrays for objects.
-struct Body<'a> {
+pub struct Body<'a> {
     items: Vec<Item<'a>>,
+}
+
+impl<'a> Body<'a> {
+    /// Decodes the JSON text; payloads stay where they are.
+    ///
+    /// # Errors
+    /// 400 that names the item and the field.
+    pub fn parse(text: &'a [u8]) -> Result<Body<'a>, ApiError> {
+        serde_json::from_slice(text).map_err(|error| ApiError::bad_body(diagnose(text, &error)))
+    }
+
+    /// The items in request order, with the defaults of what was left out.
+    ///
+    /// # Errors
+    /// 400 for a name that is too long or has forbidden bytes.
+    pub fn items(&self) -> Result<Vec<PushItem<'_>>, ApiError> {
+        self.items.iter().enumerate().map(item_of).collect()
+    }
 }
 
 struct Item<'a> {
@@ -109,9 +127,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Item<'a> {
 
 /// Decodes, pushes, answers one result per item in request order.
 pub async fn push(State(state): State<AppState>, body: Bytes) -> Result<Response, ApiError> {
-    let parsed: Body<'_> =
-        serde_json::from_slice(&body).map_err(|error| ApiError::bad_body(diagnose(&body, &error)))?;
-    let items: Vec<PushItem<'_>> = parsed.items.iter().enumerate().map(item_of).collect::<Result<_, _>>()?;
+    let parsed = Body::parse(&body)?;
+    let items = parsed.items()?;
     let results = match state.broker.get() {
         _ if items.is_empty() => Vec::new(),
         Some(broker) => broker.push(&items, None).await?,
