@@ -3,6 +3,7 @@
 //! Every scenario runs on two cores without any flag. `--scale` multiplies what grows with the machine: rates,
 //! connections and sizes, as each scenario says.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -122,6 +123,8 @@ pub enum Scenario {
     Soak(SoakArgs),
     /// Produce and consume while the broker and its database are killed and restarted.
     Chaos(ChaosArgs),
+    /// No load: a proxy that spreads the requests of others over several brokers.
+    RoundRobin(RoundRobinArgs),
 }
 
 /// How `thin` consumes.
@@ -260,4 +263,15 @@ pub struct ChaosArgs {
     /// Kill only the broker, also when --pg-data-dir is given.
     #[arg(long)]
     pub spare_database: bool,
+}
+
+/// Flags of `round-robin`.
+#[derive(Args, Debug, Clone)]
+pub struct RoundRobinArgs {
+    /// Address to listen on; port 0 takes any free one.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// A broker, as http://HOST:PORT; repeat it for each.
+    #[arg(long, value_name = "URL", required = true)]
+    pub to: Vec<String>,
 }

@@ -11,6 +11,7 @@ mod ledger;
 mod payload;
 mod progress;
 mod report;
+mod round_robin;
 mod run;
 mod sample;
 mod scenario;

@@ -1,9 +1,10 @@
 //! Maintenance modes: switches that every broker of a database obeys (`spec/admin.md` §13.3).
 //!
-//! The flags of this process rule; a table carries them to other brokers and over a restart. Each broker reads it twice a
-//! second. A switch that could not be written is written as soon as it can be.
+//! The flags of this process rule; a table carries them to other brokers and over a restart. Whoever turns a switch is
+//! answered when every live broker has read it: his next request may meet any of them. Besides, each broker reads twice
+//! a second. A switch that could not be written is written as soon as it can be.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,11 +12,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::error::BrokerResult;
+use super::peers::Peers;
 use super::spool::Spool;
 use crate::store::{Store, StoreResult};
 
 /// Pause between two looks at what other brokers were told.
 const EVERY: Duration = Duration::from_millis(500);
+/// How long a switch waits for the other brokers: by then, those that did not hear of it have looked by themselves.
+const OTHERS_PATIENCE: Duration = Duration::from_millis(1_000);
 
 /// One of the modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +42,11 @@ pub struct Maintenance {
 struct Inner {
     store: Store,
     spool: Spool,
+    peers: Peers,
     pop: AtomicBool,
     pop_changes: watch::Sender<bool>,
     unwritten: Mutex<Unwritten>,
+    reads: AtomicU64,
 }
 
 /// What was set here, and whether the table knows.
@@ -48,17 +54,21 @@ struct Inner {
 struct Unwritten {
     changes: u64,
     values: [Option<bool>; 2],
+    /// The latest begun of the reads that were applied.
+    applied: u64,
 }
 
 impl Maintenance {
     /// With both modes off until the table is read.
-    pub fn new(store: Store, spool: Spool) -> Maintenance {
+    pub fn new(store: Store, spool: Spool, peers: Peers) -> Maintenance {
         let inner = Inner {
             store,
             spool,
+            peers,
             pop: AtomicBool::new(false),
             pop_changes: watch::channel(false).0,
             unwritten: Mutex::default(),
+            reads: AtomicU64::new(0),
         };
         Maintenance { inner: Arc::new(inner) }
     }
@@ -78,16 +88,23 @@ impl Maintenance {
         let _ = changes.wait_for(|paused| *paused).await;
     }
 
-    /// Switches a mode here at once, and for everybody as soon as the table can be written.
+    /// Switches a mode here at once, and for everybody as soon as the table can be written. Returns when the other live
+    /// brokers obey, or have had time to.
     pub async fn switch(&self, mode: Mode, on: bool) {
         {
             let mut unwritten = self.unwritten();
             unwritten.changes += 1;
             unwritten.values[mode as usize] = Some(on);
+            self.apply(mode, on);
         }
-        self.apply(mode, on);
         if let Err(error) = self.write().await {
             tracing::warn!(%error, "a maintenance mode is on record in this process only, for now");
+            return;
+        }
+        match self.inner.peers.switch_turned(OTHERS_PATIENCE).await {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(?mode, on, "not every broker has confirmed a maintenance mode"),
+            Err(error) => tracing::warn!(%error, "the other brokers are not known; they read a maintenance mode later"),
         }
     }
 
@@ -95,20 +112,27 @@ impl Maintenance {
     pub async fn refresh(&self) -> StoreResult<()> {
         self.write().await?;
         let before = self.unwritten().changes;
+        let begun = self.inner.reads.fetch_add(1, Ordering::Relaxed) + 1;
         let values = self.inner.store.switches(&MODES.map(|(_, key)| key)).await?;
-        if self.unwritten().changes == before {
+        let mut unwritten = self.unwritten();
+        // A read that was overtaken by a later one may hold what was true before.
+        if unwritten.changes == before && unwritten.applied < begun {
+            unwritten.applied = begun;
             MODES.iter().zip(values).for_each(|((mode, _), on)| self.apply(*mode, on));
         }
         Ok(())
     }
 
-    /// Follows the table until `stop`.
+    /// Follows the table until `stop`, and tells those who ask that it has.
     pub async fn run(&self, stop: &CancellationToken) -> BrokerResult<()> {
-        while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+        let rounds = self.inner.peers.switch_rounds();
+        while stop.run_until_cancelled(tokio::time::timeout(EVERY, rounds.asked())).await.is_some() {
+            let questions = rounds.take_questions();
             let read = self.refresh().await;
             crate::shutdown::count_pass("maintenance", read.is_ok());
-            if let Err(error) = read {
-                tracing::debug!(%error, "maintenance modes could not be read");
+            match read {
+                Ok(()) => questions.into_iter().for_each(|(asker, round)| self.inner.peers.switches_read(asker, round)),
+                Err(error) => tracing::debug!(%error, "maintenance modes could not be read"),
             }
         }
         Ok(())

@@ -52,6 +52,7 @@ pub mod segment_cache;
 pub mod settings;
 pub mod spool;
 pub mod statistics;
+mod switch_rounds;
 pub mod traces;
 pub mod transaction;
 pub mod turns;
@@ -163,7 +164,7 @@ impl Broker {
             activity.clone(),
         );
         let push = PushPath::new(queues.clone(), fusion.clone(), encryption.clone(), spool.clone());
-        let maintenance = Maintenance::new(store.clone(), spool.clone());
+        let maintenance = Maintenance::new(store.clone(), spool.clone(), peers.clone());
         let drain = Drain {
             spool: spool.clone(),
             store: store.clone(),

@@ -17,8 +17,9 @@ use super::group_admin::GroupMemory;
 use super::parking::Parking;
 use super::push_flush::Appended;
 use super::queue::QueueDirectory;
+use super::switch_rounds::SwitchRounds;
 use crate::ids::{GroupId, PartitionId, QueueId};
-use crate::store::Store;
+use crate::store::{Store, StoreResult};
 
 /// PostgreSQL refuses payloads of 8,000 bytes.
 const PAYLOAD_BYTES_MAX: usize = 7_900;
@@ -50,6 +51,10 @@ enum Word {
     GroupsChanged(Vec<i32>),
     /// One cursor was moved: queue, group, partition.
     CursorMoved(i32, i32, i64),
+    /// A switch was turned and is on record: read it, and say so with this number.
+    SwitchTurned(u64),
+    /// The switches were read after this broker's question of that number.
+    SwitchesRead(Uuid, u64),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -74,6 +79,7 @@ struct Inner {
     parking: Parking,
     pending: Mutex<Pending>,
     something_pending: Notify,
+    switch_rounds: SwitchRounds,
 }
 
 #[derive(Debug, Default)]
@@ -86,9 +92,9 @@ struct Pending {
 impl Peers {
     /// A link that knows nobody yet.
     pub fn new(name: String, store: Store, queues: QueueDirectory, memory: GroupMemory, parking: Parking) -> Peers {
-        let (pending, something_pending) = (Mutex::default(), Notify::new());
+        let (pending, something_pending, switch_rounds) = (Mutex::default(), Notify::new(), SwitchRounds::default());
         let id = Uuid::new_v4();
-        let inner = Inner { id, name, store, queues, memory, parking, pending, something_pending };
+        let inner = Inner { id, name, store, queues, memory, parking, pending, something_pending, switch_rounds };
         Peers { inner: Arc::new(inner) }
     }
 
@@ -142,6 +148,29 @@ impl Peers {
     /// One cursor was moved here.
     pub fn cursor_moved(&self, queue: QueueId, group: GroupId, partition: PartitionId) {
         self.say(Word::CursorMoved(queue.0, group.0, partition.0));
+    }
+
+    /// A switch was turned here and is on record: waits until every other live broker has read it, at most `patience`
+    /// for the slowest. A broker that died within the last ten seconds still counts as live. Whether all have.
+    pub async fn switch_turned(&self, patience: Duration) -> StoreResult<bool> {
+        let others = self.inner.store.list_brokers(self.inner.id).await?;
+        let others: BTreeSet<Uuid> = others.into_iter().filter(|peer| peer.is_alive).map(|peer| peer.id).collect();
+        if others.is_empty() {
+            return Ok(true);
+        }
+        let round = self.inner.switch_rounds.open();
+        self.say(Word::SwitchTurned(round.number()));
+        Ok(round.confirmed_by(&others, patience).await)
+    }
+
+    /// Questions of other brokers whether this one has read the switches.
+    pub fn switch_rounds(&self) -> &SwitchRounds {
+        &self.inner.switch_rounds
+    }
+
+    /// The switches were read here after that question.
+    pub fn switches_read(&self, asker: Uuid, round: u64) {
+        self.say(Word::SwitchesRead(asker, round));
     }
 
     fn say(&self, word: Word) {
@@ -264,6 +293,11 @@ impl Peers {
             Word::CursorMoved(queue, group, partition) => {
                 self.inner.memory.forget_cursor(QueueId(queue), GroupId(group), PartitionId(partition));
             }
+            Word::SwitchTurned(round) => self.inner.switch_rounds.ask(from, round),
+            Word::SwitchesRead(asker, round) if asker == self.inner.id => {
+                self.inner.switch_rounds.confirm(from, round);
+            }
+            Word::SwitchesRead(..) => {}
         }
     }
 
@@ -304,6 +338,8 @@ mod tests {
             Word::Deleted("\"".repeat(1024), 2),
             Word::GroupsChanged(vec![i32::MAX; GROUPS_PER_MESSAGE]),
             Word::CursorMoved(i32::MAX, i32::MAX, i64::MAX),
+            Word::SwitchTurned(u64::MAX),
+            Word::SwitchesRead(Uuid::max(), u64::MAX),
         ] {
             let text = serde_json::to_string(&Envelope { from: Uuid::nil(), word: word.clone() }).unwrap();
             assert!(text.len() <= PAYLOAD_BYTES_MAX, "{}", text.len());

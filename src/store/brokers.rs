@@ -11,6 +11,8 @@ const CHANNEL: &str = "regent";
 /// Another broker on this database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRow {
+    /// What it is called in notifications.
+    pub id: Uuid,
     /// Its name.
     pub name: String,
     /// Whether it was seen within ten seconds.
@@ -44,15 +46,15 @@ impl Store {
 
     /// The other brokers, by name.
     pub async fn list_brokers(&self, id: Uuid) -> StoreResult<Vec<PeerRow>> {
-        let rows: Vec<(String, bool)> = sqlx::query_as(
-            "SELECT name, last_seen > clock_timestamp() - interval '10 seconds' FROM queen.brokers WHERE id <> $1 \
+        let rows: Vec<(Uuid, String, bool)> = sqlx::query_as(
+            "SELECT id, name, last_seen > clock_timestamp() - interval '10 seconds' FROM queen.brokers WHERE id <> $1 \
              ORDER BY name, id LIMIT 1000",
         )
         .bind(id)
         .fetch_all(&self.pool)
         .timed("listing brokers")
         .await?;
-        Ok(rows.into_iter().map(|(name, is_alive)| PeerRow { name, is_alive }).collect())
+        Ok(rows.into_iter().map(|(id, name, is_alive)| PeerRow { id, name, is_alive }).collect())
     }
 
     /// Takes this broker off the list.

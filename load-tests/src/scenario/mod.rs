@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::args::{Cli, Common, Scenario};
 use crate::report::{Report, write_json};
+use crate::round_robin;
 use crate::run::{Layout, Traffic};
 
 /// Runs the chosen scenario, prints its tables, writes its file, and says whether every promise was kept.
@@ -34,6 +35,7 @@ pub async fn execute(cli: Cli) -> Result<bool> {
         Scenario::Relay => ("relay", Value::Null, vec![relay::execute(common).await?]),
         Scenario::Soak(args) => ("soak", serde_json::to_value(args)?, vec![soak::execute(common, args).await?]),
         Scenario::Chaos(args) => ("chaos", serde_json::to_value(args)?, vec![chaos::execute(common, args).await?]),
+        Scenario::RoundRobin(args) => return round_robin::serve(args).await.map(|()| true),
     };
     for report in &reports {
         println!("{}", report.table());

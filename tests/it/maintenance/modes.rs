@@ -3,7 +3,7 @@
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{bytes_on_disk, drained, holds, modes, pop_mode, push, push_mode, read, spooling};
+use super::{Client, bytes_on_disk, drained, holds, modes, pop_mode, push, push_mode, read, spooling};
 use crate::harness::{PATIENCE, Pop, TestBroker, eventually, numbered};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -95,7 +95,30 @@ async fn the_drain_wakes_parked_pops() {
     assert_eq!(parked.await.unwrap().ids(), ["m"]);
 }
 
-/// Other brokers obey within a second or so, and a broker that starts later at once.
+/// §13.3 behind a balancer without affinity: once a switch is answered, every live broker obeys it, both modes, both ways.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answered_switch_holds_on_every_broker() {
+    let a = TestBroker::start().await;
+    let b = a.another().await;
+    let known = async |client: &Client| {
+        let stats = client.get("/internal/api/shared-state/stats").await.json();
+        stats["servers_alive"].as_i64() == Some(1)
+    };
+    eventually(PATIENCE, async || known(&a).await && known(&b).await).await;
+    for turn in 0..10 {
+        let (one, other): (&Client, &Client) = if turn % 2 == 0 { (&a, &b) } else { (&b, &a) };
+        push_mode(one, true).await;
+        assert_eq!(push(other, "spooled", [format!("m{turn}")]).await[0].status, "buffered", "turn {turn}");
+        push_mode(other, false).await;
+        assert_eq!(push(one, "stored", [format!("n{turn}")]).await[0].status, "queued", "turn {turn}");
+        pop_mode(one, true).await;
+        assert_eq!(other.get("/api/v1/system/maintenance/pop").await.json()["popMaintenanceMode"], true, "turn {turn}");
+        pop_mode(other, false).await;
+        assert_eq!(one.get("/api/v1/system/maintenance/pop").await.json()["popMaintenanceMode"], false, "turn {turn}");
+    }
+}
+
+/// Other brokers obey, and a broker that starts later at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_broker_obeys_and_a_restart_forgets_nothing() {
     let a = TestBroker::start().await;
