@@ -209,9 +209,11 @@ impl DeadLetters {
     pub async fn purge(&self, queue: &str, group: Option<&str>) -> BrokerResult<i64> {
         let Some(queue) = self.find_queue(queue).await? else { return Ok(0) };
         let (mut deleted, mut until) = (0, None);
-        self.activity.touched(queue);
         loop {
-            let (gone, at) = self.store.purge_dead_letters(queue, group, until, PURGE_ROWS).await?;
+            let step = self.store.purge_dead_letters(queue, group, until, PURGE_ROWS).await;
+            // Whatever became of it; after it, so that no snapshot from before counts as new.
+            self.activity.touched(queue);
+            let (gone, at) = step?;
             deleted += gone;
             until = Some(at);
             if gone < PURGE_ROWS {
@@ -286,13 +288,7 @@ impl DeadLetters {
     fn pack(&self, letter: &DeadLetter, id: Uuid, transaction_id: &str, encrypt: bool) -> Result<Packed, ReplayError> {
         let opened = self.encryption.open(&letter.payload);
         let plain = opened.as_deref().unwrap_or(&letter.payload);
-        let sealed = if encrypt {
-            let sealed = self.encryption.seal(plain);
-            let why = "the queue encrypts payloads and this broker has no QUEEN_ENCRYPTION_KEY";
-            Some(sealed.ok_or_else(|| ReplayError::Refused(why.to_owned()))?)
-        } else {
-            None
-        };
+        let sealed = self.encryption.seal_if(encrypt, plain).map_err(|why| ReplayError::Refused(why.to_owned()))?;
         let frame = Frame {
             id,
             transaction_id: Some(transaction_id),

@@ -10,6 +10,9 @@ const IV_BYTES: usize = 16;
 const NONCE_BYTES: usize = 12;
 const TAG_BYTES: usize = 16;
 
+/// What a client is told whose queue encrypts at a broker without a key.
+pub const NO_KEY: &str = "the queue encrypts payloads and this broker has no QUEEN_ENCRYPTION_KEY";
+
 /// The stored form of an encrypted payload.
 #[derive(Serialize, Deserialize)]
 struct Envelope {
@@ -45,6 +48,15 @@ impl Encryption {
     /// The envelope of a payload; `None` without a key or when the cipher refuses (the item is refused then).
     pub fn seal(&self, payload: &[u8]) -> Option<Vec<u8>> {
         self.seal_with(payload, rand::random())
+    }
+
+    /// The envelope of a payload whose queue encrypts (`encrypts`); `None`: it is stored as it is. The error is the client's.
+    pub fn seal_if(&self, encrypts: bool, payload: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
+        match encrypts {
+            false => Ok(None),
+            true if !self.has_key() => Err(NO_KEY),
+            true => self.seal(payload).map(Some).ok_or("encryption failed"),
+        }
     }
 
     fn seal_with(&self, payload: &[u8], iv: [u8; IV_BYTES]) -> Option<Vec<u8>> {

@@ -4,7 +4,7 @@
 //! answered when every live broker has read it: his next request may meet any of them. Besides, each broker reads twice
 //! a second. A switch that could not be written is written as soon as it can be.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -46,7 +46,6 @@ struct Inner {
     pop: AtomicBool,
     pop_changes: watch::Sender<bool>,
     unwritten: Mutex<Unwritten>,
-    reads: AtomicU64,
 }
 
 /// What was set here, and whether the table knows.
@@ -54,6 +53,8 @@ struct Inner {
 struct Unwritten {
     changes: u64,
     values: [Option<bool>; 2],
+    /// Reads of the table that have begun.
+    reads: u64,
     /// The latest begun of the reads that were applied.
     applied: u64,
 }
@@ -68,7 +69,6 @@ impl Maintenance {
             pop: AtomicBool::new(false),
             pop_changes: watch::channel(false).0,
             unwritten: Mutex::default(),
-            reads: AtomicU64::new(0),
         };
         Maintenance { inner: Arc::new(inner) }
     }
@@ -111,8 +111,11 @@ impl Maintenance {
     /// Reads what is on record, unless something was switched here meanwhile.
     pub async fn refresh(&self) -> StoreResult<()> {
         self.write().await?;
-        let before = self.unwritten().changes;
-        let begun = self.inner.reads.fetch_add(1, Ordering::Relaxed) + 1;
+        let (before, begun) = {
+            let mut unwritten = self.unwritten();
+            unwritten.reads += 1;
+            (unwritten.changes, unwritten.reads)
+        };
         let values = self.inner.store.switches(&MODES.map(|(_, key)| key)).await?;
         let mut unwritten = self.unwritten();
         // A read that was overtaken by a later one may hold what was true before.

@@ -292,15 +292,11 @@ pub fn pack_group(
     producer_sub: Option<&str>,
 ) -> Result<Packed, Arc<str>> {
     let encrypt = queue.options.encryption_enabled;
-    if encrypt && !encryption.has_key() {
-        return Err("the queue encrypts payloads and this broker has no QUEEN_ENCRYPTION_KEY".into());
-    }
     let mut packed = Packed::default();
     let mut trace = Uuid::encode_buffer();
     for index in &group.items {
         let item = &items[*index];
-        let sealed = encrypt.then(|| encryption.seal(item.payload)).map(|s| s.ok_or("encryption failed"));
-        let sealed = sealed.transpose()?;
+        let sealed = encryption.seal_if(encrypt, item.payload)?;
         let frame = Frame {
             id: minted[*index],
             transaction_id: item.transaction_id,

@@ -168,17 +168,21 @@ impl Retention {
         let steps: Vec<Vec<PartitionId>> = due.chunks(PARTITIONS_PER_STEP).map(<[_]>::to_vec).collect();
         let mut steps = stream::iter(steps.into_iter().map(|step| self.step(what, step)))
             .buffer_unordered(self.settings.parallelism.max(1));
-        let mut has_deleted = false;
+        let (mut has_deleted, mut interrupted) = (false, false);
         while let Some(deleted) = steps.next().await {
             let deleted = deleted?;
             count(deleted);
             has_deleted |= deleted.segments != [0; 3];
             if stop.is_cancelled() || !self.hold(held_until).await? {
-                return Ok(());
+                interrupted = true;
+                break;
             }
         }
         if has_deleted {
             queues.iter().for_each(|due| self.activity.touched(due.queue));
+        }
+        if interrupted {
+            return Ok(());
         }
         self.store.reschedule_queues(what, &queues, self.settings.interval).await?;
         Ok(())

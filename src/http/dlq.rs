@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::error::ApiError;
-use super::extract::{Query, check_name};
+use super::extract::{Query, check_name, object};
 use super::json;
 use super::maintenance;
 use super::state::AppState;
@@ -135,10 +135,7 @@ pub async fn replay(State(state): State<AppState>, Path(id): Path<String>, body:
 }
 
 fn destination_of(body: &[u8]) -> Result<Destination, ApiError> {
-    if body.iter().all(u8::is_ascii_whitespace) {
-        return Ok(Destination::default());
-    }
-    let body: Map<String, Value> = serde_json::from_slice(body).map_err(ApiError::bad_body)?;
+    let body = object(body)?;
     Ok(Destination { queue: name_of(&body, "queue")?, partition: name_of(&body, "partition")? })
 }
 

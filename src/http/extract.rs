@@ -1,6 +1,8 @@
-//! Query parameters and names into domain values; each refusal names its field.
+//! Query parameters, bodies and names into domain values; each refusal names its field.
 
 use std::collections::HashMap;
+
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use crate::ids::NAME_BYTES_MAX;
@@ -70,6 +72,14 @@ pub fn escapes_are_whole(text: &str) -> bool {
     text.match_indices('%').all(|(at, _)| {
         text.as_bytes().get(at + 1..at + 3).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
     })
+}
+
+/// The object of a body that may be left out: a blank one has no fields.
+pub fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(Map::new());
+    }
+    serde_json::from_slice(body).map_err(ApiError::bad_body)
 }
 
 /// Refuses names that PostgreSQL cannot hold or that are too long (`spec/push-pop.md` §2.1, §9).

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
-use super::extract::{Query, check_name};
+use super::extract::{Query, check_name, object};
 use super::json::instant;
 use super::state::AppState;
 use crate::broker::group_admin::SeekTo;
@@ -132,14 +132,6 @@ fn echo(to: SeekTo) -> (bool, Option<String>) {
         SeekTo::End => (true, None),
         SeekTo::Timestamp(at) => (false, Some(instant(at))),
     }
-}
-
-/// The object of a body; a body of zero length is one without fields.
-fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    if body.iter().all(u8::is_ascii_whitespace) {
-        return Ok(Map::new());
-    }
-    serde_json::from_slice(body).map_err(ApiError::bad_body)
 }
 
 /// A text; the empty one counts as absent.

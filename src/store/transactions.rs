@@ -179,7 +179,6 @@ impl AppendTx {
 
     /// Files dead letters.
     pub async fn file_letters(&mut self, letters: &[FiledLetter]) -> StoreResult<()> {
-        let of = |letter: &FiledLetter| letter.letter.clone();
         sqlx::query(
             "INSERT INTO queen.dead_letters (id, tenant, queue_id, partition_id, log_offset, group_name, queue_name, \
                partition_name, message_id, transaction_id, payload, reason, retry_count, message_created_at) \
@@ -191,13 +190,13 @@ impl AppendTx {
         .bind(letters.iter().map(|l| l.letter.queue.0).collect::<Vec<_>>())
         .bind(letters.iter().map(|l| l.partition.0).collect::<Vec<_>>())
         .bind(letters.iter().map(|l| l.letter.offset.0).collect::<Vec<_>>())
-        .bind(letters.iter().map(|l| of(l).group_name).collect::<Vec<_>>())
-        .bind(letters.iter().map(|l| of(l).queue_name).collect::<Vec<_>>())
-        .bind(letters.iter().map(|l| of(l).partition_name).collect::<Vec<_>>())
+        .bind(letters.iter().map(|l| l.letter.group_name.as_str()).collect::<Vec<_>>())
+        .bind(letters.iter().map(|l| l.letter.queue_name.as_str()).collect::<Vec<_>>())
+        .bind(letters.iter().map(|l| l.letter.partition_name.as_str()).collect::<Vec<_>>())
         .bind(letters.iter().map(|l| l.letter.message_id).collect::<Vec<_>>())
-        .bind(letters.iter().map(|l| of(l).transaction_id).collect::<Vec<_>>())
-        .bind(letters.iter().map(|l| of(l).payload).collect::<Vec<_>>())
-        .bind(letters.iter().map(|l| of(l).reason).collect::<Vec<_>>())
+        .bind(letters.iter().map(|l| l.letter.transaction_id.as_str()).collect::<Vec<_>>())
+        .bind(letters.iter().map(|l| l.letter.payload.as_slice()).collect::<Vec<_>>())
+        .bind(letters.iter().map(|l| l.letter.reason.as_str()).collect::<Vec<_>>())
         .bind(letters.iter().map(|l| l.retry_count).collect::<Vec<_>>())
         .bind(letters.iter().map(|l| l.letter.message_created_at).collect::<Vec<_>>())
         .execute(&mut *self.tx)

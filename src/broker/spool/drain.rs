@@ -243,18 +243,15 @@ impl Drain {
         let mut packed = Packed::default();
         for record in records {
             let header = &record.header;
-            let opened = match header.sealing {
+            let key = match header.sealing {
                 Sealing::Plain => None,
-                Sealing::Key => Some(self.encryption.open(&record.payload).ok_or("the spooled payload does not open")?),
-                Sealing::Local => {
-                    Some(self.spool.inner.local.open(&record.payload).ok_or("the spooled payload does not open")?)
-                }
+                Sealing::Key => Some(&self.encryption),
+                Sealing::Local => Some(&self.spool.inner.local),
             };
+            let opened =
+                key.map(|key| key.open(&record.payload).ok_or("the spooled payload does not open")).transpose()?;
             let payload = opened.as_deref().unwrap_or(&record.payload);
-            let sealed = match encrypt {
-                true => Some(self.encryption.seal(payload).ok_or("the queue encrypts payloads and there is no key")?),
-                false => None,
-            };
+            let sealed = self.encryption.seal_if(encrypt, payload)?;
             let frame = Frame {
                 id: header.id,
                 transaction_id: header.transaction_id.as_deref(),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::encryption::Encryption;
+use super::encryption::{Encryption, NO_KEY};
 use super::error::BrokerResult;
 use super::pop::overloaded;
 use record::{Header, Record, Sealing};
@@ -25,7 +25,7 @@ use writer::{Order, Writer};
 
 /// Brokers that may be started over one directory.
 const DIRECTORIES_MAX: usize = 64;
-/// Orders that may wait for the writer; more and the next one waits for room.
+/// Orders that may wait for the writer; past it records are refused.
 const ORDERS_MAX: usize = 4096;
 /// How long a transaction or a replay waits for the drain to pass it.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -172,7 +172,7 @@ impl Spool {
 
     /// Whether every push goes to disk now: maintenance, or a database that is away.
     pub fn takes_everything(&self) -> bool {
-        self.maintenance() || self.inner.away.load(Ordering::Relaxed)
+        self.maintenance() || self.is_away()
     }
 
     /// Whether the database could not be reached when it was asked last.
@@ -271,7 +271,7 @@ impl Spool {
         let (sealing, payload) = match message.encrypts {
             Some(false) => (Sealing::Plain, Some(message.payload.to_vec())),
             _ if self.inner.key.has_key() => (Sealing::Key, self.inner.key.seal(message.payload)),
-            Some(true) => return Err("the queue encrypts payloads and this broker has no QUEEN_ENCRYPTION_KEY".into()),
+            Some(true) => return Err(NO_KEY.into()),
             None => (Sealing::Local, self.inner.local.seal(message.payload)),
         };
         let payload = payload.ok_or("the payload of an unknown queue cannot be sealed")?;
@@ -296,7 +296,7 @@ impl Spool {
         SpoolFigures {
             pending: self.pending().records,
             failed: self.inner.refused.load(Ordering::Relaxed),
-            db_healthy: !self.inner.away.load(Ordering::Relaxed),
+            db_healthy: !self.is_away(),
             failed_files: failed.len() as u64,
             failed_bytes: failed.iter().map(size).sum(),
         }

@@ -8,14 +8,14 @@ use super::bundle::{AckPart, Job, Refusal, Verdict};
 use crate::broker::ack::outcome::{Change, change_of, policy_of, position_of, resolved, write_of};
 use crate::broker::ack::search;
 use crate::broker::ack_decision::{self, AckStatus, Effect, Place, ResolvedItem};
-use crate::broker::append::{Known, Segments};
+use crate::broker::append::{Asked, Known, Segments};
 use crate::broker::push_flush::Appended;
 use crate::broker::resolver::{Resolver, Window};
 use crate::ids::{GroupId, Offset, PartitionId, TransactionHash};
 use crate::store::StoreResult;
 use crate::store::acks::{CursorRow, CursorWrite, HashRow, NotBefore, SpanRead};
 use crate::store::messages::NewSegment;
-use crate::store::partitions::{LockedPartition, PartitionKey};
+use crate::store::partitions::PartitionKey;
 use crate::store::transactions::{CursorMove, CursorRead};
 
 /// Everything that the bundles of one flush are decided against.
@@ -25,7 +25,7 @@ pub struct State {
     keys: HashMap<PartitionId, PartitionKey>,
     cursors: HashMap<PartitionId, HashMap<Arc<str>, Cursor>>,
     known: Known,
-    /// Messages of accepted bundles: (partition, offset, job, part).
+    /// What accepted bundles store, in their order.
     stored: Vec<Stored>,
 }
 
@@ -56,6 +56,7 @@ struct Found {
     change: Option<Change>,
 }
 
+/// The messages of one push part, at consecutive offsets.
 #[derive(Debug)]
 struct Stored {
     key: PartitionKey,
@@ -88,22 +89,18 @@ pub enum Judged {
 
 impl State {
     /// The locked partitions, with the widest window of each, and what is stored of the pushed hashes.
-    pub fn new(
-        locked: &HashMap<PartitionKey, LockedPartition>,
-        windows: &HashMap<PartitionKey, i32>,
-        known: Known,
-    ) -> State {
+    pub fn new(asked: &[Asked<'_>], known: Known) -> State {
         let mut state = State { known, ..State::default() };
-        for (key, locked) in locked {
+        for Asked { partition: locked, window_seconds, .. } in asked {
             let partition = Partition {
                 id: locked.id,
                 last_offset: locked.last_offset,
                 here: HashSet::new(),
                 run: Vec::new(),
-                deduplicates: windows.get(key).is_some_and(|window| *window > 0),
+                deduplicates: *window_seconds > 0,
             };
-            state.keys.insert(locked.id, key.clone());
-            state.partitions.insert(key.clone(), partition);
+            state.keys.insert(locked.id, locked.key.clone());
+            state.partitions.insert(locked.key.clone(), partition);
         }
         state
     }

@@ -54,16 +54,14 @@ pub async fn flush(
     let keys: Vec<PartitionKey> = pushed.keys().map(|key| (*key).clone()).collect();
     let (mut tx, locked) = append::lock_all(store, &keys, opening).await?;
     let asked: Vec<Asked<'_>> = pushed
-        .iter()
+        .into_iter()
         .filter_map(|(key, (window_seconds, hashes))| {
             let partition = locked.get(key)?;
-            Some(Asked { partition, window_seconds: *window_seconds, hashes: hashes.clone() })
+            Some(Asked { partition, window_seconds, hashes })
         })
         .collect();
     let known = append::probe(&mut tx, memory, &asked).await?;
-    let windows: HashMap<PartitionKey, i32> =
-        pushed.iter().map(|(key, (window, _))| ((*key).clone(), *window)).collect();
-    let mut state = State::new(&locked, &windows, known);
+    let mut state = State::new(&asked, known);
     read_cursors(&mut tx, jobs, &mut state).await?;
 
     let mut verdicts = Vec::with_capacity(jobs.len());

@@ -18,7 +18,7 @@ pub fn meter() -> &'static TransactionMeter {
 /// See the fields; help texts are in `metrics.rs`.
 pub struct TransactionMeter {
     outcomes: HashMap<&'static str, Counter>,
-    /// Pushed items and acks of bundles.
+    /// Pushed items of bundles.
     pub pushes: Counter,
     /// Acks of bundles.
     pub acks: Counter,
