@@ -5,20 +5,23 @@
 //! A failure prints the shortest history that proptest finds. `REGENT_ACK_HISTORIES=<n>` runs more.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use reqwest::Method;
 use serde_json::json;
 
-use crate::harness::{Pop, Popped, Road, TestBroker};
-use model::{Claim, Letter, Model, Options, Row, Said, Status, Told};
+use crate::harness::{Aged, PATIENCE, Road, TestBroker, eventually};
+use model::{Claim, Letter, Model, Options, Said, Status, Told};
+use watched::{GROUPS, PARTITIONS, Watched, name};
 
 pub mod model;
+pub mod watched;
 
-const PARTITIONS: usize = 2;
-const GROUPS: [&str; 2] = ["g", "h"];
 const HISTORIES: u32 = 120;
+/// What the queues keep: longer than a test takes. Hashes are kept for 900 s.
+const KEPT_SECONDS: i32 = 3000;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -61,22 +64,6 @@ enum Pick {
     Id(u8, u8),
 }
 
-fn status(kind: u8) -> Status {
-    [Status::Retry, Status::Failed, Status::Failed, Status::Dlq]
-        .get(usize::from(kind % 10))
-        .copied()
-        .unwrap_or(Status::Completed)
-}
-
-fn word(status: Status) -> &'static str {
-    match status {
-        Status::Completed => "completed",
-        Status::Retry => "retry",
-        Status::Failed => "failed",
-        Status::Dlq => "dlq",
-    }
-}
-
 fn op() -> impl Strategy<Value = Op> {
     let partition = 0..PARTITIONS;
     let group = 0..GROUPS.len();
@@ -111,17 +98,23 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// One history on a queue of its own.
 struct Run<'a> {
-    broker: &'a TestBroker,
-    queue: String,
-    model: Model,
-    /// Every delivery: (group, partition, what).
-    pops: Vec<(usize, usize, Popped)>,
+    watched: Watched<'a>,
     /// Every push in its order: partition, and the offset there.
     pushed: Vec<(usize, usize)>,
 }
 
-fn name(partition: usize) -> String {
-    format!("p{partition}")
+impl<'a> Deref for Run<'a> {
+    type Target = Watched<'a>;
+
+    fn deref(&self) -> &Watched<'a> {
+        &self.watched
+    }
+}
+
+impl DerefMut for Run<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.watched
+    }
 }
 
 impl Run<'_> {
@@ -136,15 +129,7 @@ impl Run<'_> {
                     self.model.push(*partition, &[id]);
                 }
             }
-            Op::Pop { partition, group, batch } => {
-                let pop = Pop::partition(&self.queue, &name(*partition)).group(GROUPS[*group]).all();
-                let popped = self.broker.pop(&pop.batch(*batch as i64).lease(3600)).await;
-                let expected = self.model.pop(*partition, *group, self.pops.len(), *batch);
-                prop_assert_eq!(popped.ids(), expected, "delivered");
-                if !popped.is_empty() {
-                    self.pops.push((*group, *partition, popped));
-                }
-            }
+            Op::Pop { partition, group, batch } => self.pop(*partition, *group, *batch).await?,
             Op::Ack { group, leases, picks } => self.ack(*group, leases, picks).await?,
             Op::Extend { nth_last } => {
                 if let Some((.., popped)) = self.pops.iter().rev().nth(*nth_last) {
@@ -171,35 +156,21 @@ impl Run<'_> {
                 prop_assert_eq!(reply["deletedPartitions"].as_u64(), Some(expected as u64), "cursors deleted");
             }
             Op::Purge { partition, to } => {
+                self.age_out(*partition, Aged::Hashes, *to).await;
                 let to = (*to).min(self.model.count(*partition));
                 self.model.purge(*partition, to);
-                self.log(
-                    *partition,
-                    &format!("UPDATE queen.log_partitions SET txns_start = greatest(txns_start, {to}) WHERE id = $1"),
-                )
-                .await;
-                self.log(
-                    *partition,
-                    &format!("DELETE FROM queen.log_txns WHERE partition_id = $1 AND base_offset < {to}"),
-                )
-                .await;
             }
             Op::Retain { partition, to } => {
+                self.age_out(*partition, Aged::Segments, *to).await;
                 let to = (*to).min(self.model.count(*partition));
                 self.model.retain(*partition, to);
-                self.log(
-                    *partition,
-                    &format!("UPDATE queen.log_partitions SET log_start = greatest(log_start, {to}) WHERE id = $1"),
-                )
-                .await;
-                self.log(
-                    *partition,
-                    &format!("DELETE FROM queen.log_segments WHERE partition_id = $1 AND base_offset < {to}"),
-                )
-                .await;
             }
         }
-        prop_assert_eq!(self.rows().await, self.model.rows(), "rows");
+        self.compare_rows().await?;
+        for partition in 0..PARTITIONS {
+            let bounds = self.broker.db.log_bounds(&self.queue, &name(partition)).await;
+            prop_assert_eq!(bounds, self.model.bounds(partition), "log of {}", partition);
+        }
         prop_assert_eq!(&self.letters().await, self.model.letters(), "dead letters");
         Ok(())
     }
@@ -265,8 +236,8 @@ impl Run<'_> {
             for pick in picks {
                 match pick {
                     Pick::Whole => ids.iter().for_each(|id| say(id, Status::Completed)),
-                    Pick::One(nth, kind) => say(ids[nth % ids.len()], status(*kind)),
-                    Pick::Id(id, kind) => say(&format!("m{id}"), status(*kind)),
+                    Pick::One(nth, kind) => say(ids[nth % ids.len()], Status::drawn(*kind, 10)),
+                    Pick::Id(id, kind) => say(&format!("m{id}"), Status::drawn(*kind, 10)),
                 }
             }
         }
@@ -281,7 +252,7 @@ impl Run<'_> {
                 Claim::Of(pop) => &self.pops[pop].2.lease_id,
             };
             json!({ "transactionId": item.id, "partitionId": partition_id(item.partition), "leaseId": lease,
-                    "status": word(item.status), "error": item.reason })
+                    "status": item.status.word(), "error": item.reason })
         });
         let results = self.broker.ack(GROUPS[group], items.collect()).await;
         let told: Vec<Told> = results
@@ -308,38 +279,11 @@ impl Run<'_> {
         sqlx::query(sqlx::AssertSqlSafe(sql)).bind(&self.queue).execute(&self.broker.db.pool).await.unwrap();
     }
 
-    async fn log(&self, partition: usize, sql: &str) {
-        let id: Option<i64> = sqlx::query_scalar(
-            "SELECT p.id FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1 AND p.name = $2",
-        )
-        .bind(&self.queue)
-        .bind(name(partition))
-        .fetch_optional(&self.broker.db.pool)
-        .await
-        .unwrap();
-        if let Some(id) = id {
-            sqlx::query(sqlx::AssertSqlSafe(sql.to_owned())).bind(id).execute(&self.broker.db.pool).await.unwrap();
-        }
-    }
-
-    async fn rows(&self) -> BTreeMap<(usize, usize), Row> {
-        let mut rows = BTreeMap::new();
-        for partition in 0..PARTITIONS {
-            for (group, group_name) in GROUPS.iter().enumerate() {
-                let found = self.broker.db.find_cursor(&self.queue, &name(partition), group_name).await;
-                let Some(cursor) = found else { continue };
-                let pop = cursor.worker.map(|worker| {
-                    self.pops
-                        .iter()
-                        .position(|(.., popped)| popped.lease_id == worker)
-                        .expect("a lease that no pop was told of")
-                });
-                let held = cursor.held_for.is_some_and(|seconds| seconds > 0.0);
-                let row = (cursor.committed, cursor.batch_end, pop, cursor.leased, cursor.batch_retry_count, held);
-                rows.insert((partition, group), row);
-            }
-        }
-        rows
+    /// Makes what a partition stores of a kind below an offset too old for the queue, and lets the broker's own retention
+    /// delete it. Every message is a segment of its own, so that what goes is whole segments from the front.
+    async fn age_out(&self, partition: usize, what: Aged, to: usize) {
+        self.broker.db.age_front(&self.queue, &name(partition), what, to as i64, 2 * KEPT_SECONDS).await;
+        eventually(PATIENCE, || self.broker.db.is_queue_swept(&self.queue)).await;
     }
 
     async fn letters(&self) -> BTreeMap<(usize, usize), Vec<Letter>> {
@@ -366,7 +310,7 @@ const KNOWN: [&str; 5] = [model::NO_CONSUMER, model::STALE, model::PASSED, model
 #[test]
 fn the_story_is_that_of_per_message_receipts() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let broker = runtime.block_on(TestBroker::on(Road::Fused));
+    let broker = runtime.block_on(TestBroker::sweeping(Road::Fused));
     let cases = std::env::var("REGENT_ACK_HISTORIES").ok().and_then(|text| text.parse().ok()).unwrap_or(HISTORIES);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
     let options = (0i32..3, prop::bool::weighted(0.3), prop::bool::weighted(0.7));
@@ -375,11 +319,12 @@ fn the_story_is_that_of_per_message_receipts() {
         let (retry_limit, holds, dead_letters) = options;
         let queue = format!("q{}", number.replace(number.get() + 1));
         let model = Model::new(Options { retry_limit, holds, dead_letters }, PARTITIONS);
-        let mut run = Run { broker: &broker, queue, model, pops: Vec::new(), pushed: Vec::new() };
+        let mut run = Run { watched: Watched::new(&broker, queue, model), pushed: Vec::new() };
         runtime.block_on(async {
             let delay = if holds { 3_600_000 } else { 0 };
             let options = json!({ "retryLimit": retry_limit, "retryDelay": delay, "dedupWindowSeconds": 0,
-                                  "deadLetterQueue": dead_letters, "dlqAfterMaxRetries": false });
+                                  "deadLetterQueue": dead_letters, "dlqAfterMaxRetries": false,
+                                  "retentionEnabled": true, "retentionSeconds": KEPT_SECONDS });
             run.broker.configure(&run.queue, options).await;
             for op in &ops {
                 run.step(op).await?;

@@ -157,13 +157,7 @@ impl Lane<'_> {
 
     async fn retain(&self, seconds: i32) -> Value {
         self.broker.db.age_queue(&self.queue, seconds).await;
-        let sql = "SELECT count(*) FROM queen.retention_queues r JOIN queen.queues q ON q.id = r.queue_id
-                    WHERE q.name = $1 AND r.check_at <= clock_timestamp()";
-        eventually(PATIENCE, async || {
-            let due: i64 = sqlx::query_scalar(sql).bind(&self.queue).fetch_one(&self.broker.db.pool).await.unwrap();
-            due == 0
-        })
-        .await;
+        eventually(PATIENCE, || self.broker.db.is_queue_swept(&self.queue)).await;
         Value::Null
     }
 

@@ -12,6 +12,26 @@ pub enum Status {
     Dlq,
 }
 
+impl Status {
+    /// From a random byte: a completion, except for four bytes of each `of`.
+    pub fn drawn(kind: u8, of: u8) -> Status {
+        [Status::Retry, Status::Failed, Status::Failed, Status::Dlq]
+            .get(usize::from(kind % of))
+            .copied()
+            .unwrap_or(Status::Completed)
+    }
+
+    /// Its word on the wire.
+    pub fn word(self) -> &'static str {
+        match self {
+            Status::Completed => "completed",
+            Status::Retry => "retry",
+            Status::Failed => "failed",
+            Status::Dlq => "dlq",
+        }
+    }
+}
+
 /// Which lease an ack names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
@@ -124,6 +144,13 @@ impl Model {
     /// Messages of a partition.
     pub fn count(&self, partition: usize) -> usize {
         self.logs[partition].ids.len()
+    }
+
+    /// Where the stored messages of a partition start, where its hashes start, and its last offset.
+    pub fn bounds(&self, partition: usize) -> Option<(i64, i64, i64)> {
+        let log = &self.logs[partition];
+        let bounds = (log.stored_from as i64, log.hashes_from as i64, log.ids.len() as i64 - 1);
+        (!log.ids.is_empty()).then_some(bounds)
     }
 
     /// What a pop from the oldest message on delivers.

@@ -24,7 +24,7 @@ pub use postgres::{Database, empty_database};
 pub use process::BrokerProcess;
 pub use proxy::{Cut, Proxy};
 pub use raw_http::{exchange, hang_up, open};
-pub use rows::Cursor;
+pub use rows::{Aged, Cursor};
 pub use server::{Server, Tls};
 
 use std::time::Duration;

@@ -35,6 +35,13 @@ pub struct DeadLetter {
     pub message_created_at: String,
 }
 
+/// What retention deletes by its age.
+#[derive(Clone, Copy, Debug)]
+pub enum Aged {
+    Segments,
+    Hashes,
+}
+
 impl Database {
     /// The cursor of a group on a partition, if it has one.
     pub async fn find_cursor(&self, queue: &str, partition: &str, group: &str) -> Option<Cursor> {
@@ -162,6 +169,39 @@ impl Database {
                     WHERE q.id = r.queue_id AND q.name = $1";
         sqlx::query(due).bind(queue).execute(&mut *tx).await.unwrap();
         tx.commit().await.unwrap();
+    }
+
+    /// Makes what a partition stores of a kind below an offset `seconds` older; what is above stays, so commit times stay in
+    /// the order of the offsets.
+    pub async fn age_front(&self, queue: &str, partition: &str, what: Aged, below: i64, seconds: i32) {
+        let (table, kind) = match what {
+            Aged::Segments => ("log_segments", 0i16),
+            Aged::Hashes => ("log_txns", 1),
+        };
+        let mut tx = self.pool.begin().await.unwrap();
+        let lock = "SELECT p.id, p.queue_id FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+                     WHERE q.name = $1 AND p.name = $2 FOR NO KEY UPDATE OF p";
+        let found: Option<(i64, i32)> =
+            sqlx::query_as(lock).bind(queue).bind(partition).fetch_optional(&mut *tx).await.unwrap();
+        let Some((id, queue)) = found else { return };
+        let age = format!(
+            "WITH aged AS (UPDATE queen.{table} SET created_at = created_at - make_interval(secs => $4)
+                 WHERE partition_id = $1 AND base_offset < $3 RETURNING created_at)
+             UPDATE queen.log_ages a SET oldest_at = oldest_at - make_interval(secs => $4)
+              WHERE a.partition_id = $1 AND a.kind = $2 AND EXISTS (SELECT FROM aged)"
+        );
+        let age = sqlx::query(AssertSqlSafe(age)).bind(id).bind(kind).bind(below).bind(f64::from(seconds));
+        age.execute(&mut *tx).await.unwrap();
+        let due = "UPDATE queen.retention_queues SET check_at = clock_timestamp() WHERE queue_id = $1 AND kind = $2";
+        sqlx::query(due).bind(queue).bind(kind).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// Whether retention has looked at a queue since the last change of its options or ages.
+    pub async fn is_queue_swept(&self, queue: &str) -> bool {
+        let sql = "SELECT count(*) FROM queen.retention_queues r JOIN queen.queues q ON q.id = r.queue_id
+                    WHERE q.name = $1 AND r.check_at <= clock_timestamp()";
+        sqlx::query_scalar::<_, i64>(sql).bind(queue).fetch_one(&self.pool).await.unwrap() == 0
     }
 
     /// Whether retention has looked at every queue since the last change of options or ages.

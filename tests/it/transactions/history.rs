@@ -4,16 +4,16 @@
 //! `REGENT_TRANSACTION_HISTORIES=<n>` runs more; a failure prints its seed and the shortest history that proptest finds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use serde_json::{Value, json};
 
-use crate::ack_history::model::{Claim, Model, NO_CONSUMER, Options, PASSED, Row, STALE, Said, Status, UNRESOLVABLE};
-use crate::harness::{Pop, Popped, Road, TestBroker};
+use crate::ack_history::model::{Claim, Model, NO_CONSUMER, Options, PASSED, STALE, Said, Status, UNRESOLVABLE};
+use crate::ack_history::watched::{GROUPS, PARTITIONS, Watched, name};
+use crate::harness::{Road, TestBroker};
 
-const PARTITIONS: usize = 2;
-const GROUPS: [&str; 2] = ["g", "h"];
 const HISTORIES: u32 = 150;
 
 #[derive(Clone, Debug)]
@@ -52,34 +52,10 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn status(kind: u8) -> Status {
-    [Status::Retry, Status::Failed, Status::Failed, Status::Dlq]
-        .get(usize::from(kind % 12))
-        .copied()
-        .unwrap_or(Status::Completed)
-}
-
-fn word(status: Status) -> &'static str {
-    match status {
-        Status::Completed => "completed",
-        Status::Retry => "retry",
-        Status::Failed => "failed",
-        Status::Dlq => "dlq",
-    }
-}
-
-fn name(partition: usize) -> String {
-    format!("p{partition}")
-}
-
 struct Run<'a> {
-    broker: &'a TestBroker,
-    queue: String,
-    model: Model,
+    watched: Watched<'a>,
     /// Stored ids per partition, in order.
     stored: Vec<Vec<String>>,
-    /// Every delivery: (group, partition, what).
-    pops: Vec<(usize, usize, Popped)>,
 }
 
 /// How a bundle names its leases.
@@ -93,27 +69,33 @@ enum Naming {
     Hints,
 }
 
+impl<'a> Deref for Run<'a> {
+    type Target = Watched<'a>;
+
+    fn deref(&self) -> &Watched<'a> {
+        &self.watched
+    }
+}
+
+impl DerefMut for Run<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.watched
+    }
+}
+
 impl Run<'_> {
     async fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match op {
             Op::Bundle { pushes, acks, fencing, order } => self.bundle(pushes, acks, *fencing, *order).await?,
             // A refused bundle may have made the partition, empty: the model knows no such thing.
             Op::Pop { partition, .. } if self.stored[*partition].is_empty() => {}
-            Op::Pop { partition, group, batch } => {
-                let pop = Pop::partition(&self.queue, &name(*partition)).group(GROUPS[*group]).all();
-                let popped = self.broker.pop(&pop.batch(*batch as i64).lease(3600)).await;
-                let expected = self.model.pop(*partition, *group, self.pops.len(), *batch);
-                prop_assert_eq!(popped.ids(), expected, "delivered");
-                if !popped.is_empty() {
-                    self.pops.push((*group, *partition, popped));
-                }
-            }
+            Op::Pop { partition, group, batch } => self.pop(*partition, *group, *batch).await?,
             Op::Expire => {
                 self.model.expire();
                 self.broker.db.expire_leases().await;
             }
         }
-        prop_assert_eq!(self.rows().await, self.model.rows(), "rows");
+        self.compare_rows().await?;
         for partition in 0..PARTITIONS {
             let last = self.broker.db.last_offset(&self.queue, &name(partition)).await.unwrap_or(-1);
             prop_assert_eq!(last, self.stored[partition].len() as i64 - 1, "messages in {}", partition);
@@ -149,10 +131,10 @@ impl Run<'_> {
                 Some(pick) => popped.messages[pick % popped.messages.len()].transaction_id.clone(),
                 None => format!("m{}", ack.any_id),
             };
-            let status = status(ack.kind);
+            let status = Status::drawn(ack.kind, 12);
             let claim = if naming == Naming::Nothing { Claim::None } else { Claim::Of(nth) };
             let mut op = json!({ "type": "ack", "transactionId": id, "partitionId": popped.partition_id,
-                                 "consumerGroup": GROUPS[*group], "status": word(status) });
+                                 "consumerGroup": GROUPS[*group], "status": status.word() });
             match naming {
                 Naming::Nothing => {}
                 Naming::Own => op["leaseId"] = json!(popped.lease_id),
@@ -236,26 +218,6 @@ impl Run<'_> {
         (self.model, self.stored) = (model, stored);
         "committed"
     }
-
-    async fn rows(&self) -> BTreeMap<(usize, usize), Row> {
-        let mut rows = BTreeMap::new();
-        for partition in 0..PARTITIONS {
-            for (group, group_name) in GROUPS.iter().enumerate() {
-                let found = self.broker.db.find_cursor(&self.queue, &name(partition), group_name).await;
-                let Some(cursor) = found else { continue };
-                let pop = cursor.worker.map(|worker| {
-                    self.pops
-                        .iter()
-                        .position(|(.., popped)| popped.lease_id == worker)
-                        .expect("a lease that a pop was told of")
-                });
-                let held = cursor.held_for.is_some_and(|seconds| seconds > 0.0);
-                let row = (cursor.committed, cursor.batch_end, pop, cursor.leased, cursor.batch_retry_count, held);
-                rows.insert((partition, group), row);
-            }
-        }
-        rows
-    }
 }
 
 #[test]
@@ -284,7 +246,7 @@ fn a_bundle_happens_whole_or_not_at_all() {
         let broker = broker.borrow();
         let model = Model::new(Options { retry_limit, holds: false, dead_letters }, PARTITIONS);
         let stored = vec![Vec::new(); PARTITIONS];
-        let mut run = Run { broker: &broker, queue: format!("q{nth}"), model, stored, pops: Vec::new() };
+        let mut run = Run { watched: Watched::new(&broker, format!("q{nth}"), model), stored };
         runtime.block_on(async {
             let options =
                 json!({ "retryLimit": retry_limit, "deadLetterQueue": dead_letters, "dlqAfterMaxRetries": false });
