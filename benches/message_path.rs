@@ -14,6 +14,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use regent::app::App;
 use regent::broker::Broker;
+use regent::broker::append::Writing;
 use regent::broker::dedup::{DedupBudget, DedupMemory};
 use regent::broker::group::Subscription;
 use regent::broker::pop::{Policy, PopAnswer, PopRequest, Scope};
@@ -291,8 +292,10 @@ fn push_flushes(c: &mut Criterion, rig: &Rig) {
         let frame = frame(message);
         packed.add(&frame, frame.transaction_hash());
     }
-    let mut memory = DedupMemory::new(&DedupBudget::new(0));
-    let cache = SegmentCache::new(0);
+    let dedup = DedupBudget::new(0);
+    let mut memory = DedupMemory::new(&dedup);
+    let cache = SegmentCache::new(0, rig.store.generation().clone());
+    let writing = Writing { zstd_level: ZSTD_LEVEL, cache, dedup };
     for partitions in ROWS {
         c.bench_function(&format!("push flush of {partitions} partitions, 10 messages each"), |b| {
             b.iter_custom(|times| {
@@ -301,8 +304,7 @@ fn push_flushes(c: &mut Criterion, rig: &Rig) {
                     for _ in 0..times {
                         let batches = by_partition((0..partitions).map(|nth| job(queue, nth, &packed)).collect());
                         let begun = Instant::now();
-                        let flushed =
-                            flush(&rig.store, &mut memory, &cache, &batches, ZSTD_LEVEL, false).await.unwrap();
+                        let flushed = flush(&rig.store, &mut memory, &writing, &batches, false).await.unwrap();
                         spent += begun.elapsed();
                         assert_eq!(flushed.appended.len(), partitions);
                     }

@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::broker::Broker;
+use crate::broker::coalesce::{Batch, Coalescer};
 use crate::broker::error::BrokerError;
 use crate::broker::settings::BrokerSettings;
 use crate::broker::spool::Spool;
@@ -24,7 +25,7 @@ use crate::metrics::Kind;
 use crate::shutdown::{Shutdown, Supervisor, count_pass};
 use crate::store::migrate::{self, SchemaError};
 use crate::store::tls::TlsSettings;
-use crate::store::{Store, StoreError};
+use crate::store::{Generation, Store, StoreError};
 use settings::{broker_settings, spool_settings};
 
 /// Pause between two tries to reach a database that was away at boot.
@@ -85,6 +86,7 @@ pub struct App {
 struct Pools {
     main: PgPool,
     claims: PgPool,
+    generation: Generation,
     /// Whether this broker may migrate what they lead to.
     apply_schema: bool,
 }
@@ -211,7 +213,7 @@ async fn migrated(pools: &Pools) -> Result<Store, StartError> {
         migrate::verify(&pools.main).await?;
         tracing::info!("schema: apply skipped, it is the one of this version");
     }
-    Ok(Store::open(pools.main.clone(), pools.claims.clone()).await?)
+    Ok(Store::open(pools.main.clone(), pools.claims.clone(), pools.generation.clone()).await?)
 }
 
 /// The database that is configured, as a broker opens it, without a broker.
@@ -232,6 +234,20 @@ fn keep_metrics_small(supervisor: &Supervisor, metrics: &PrometheusHandle) {
             Ok::<(), StartError>(())
         }
     });
+}
+
+/// The workers of a coalescer. One that panics loses its batch, and is started again.
+fn spawn_workers<B: Batch>(supervisor: &Supervisor, name: &'static str, coalescer: &Coalescer<B>) {
+    for _ in 0..coalescer.workers() {
+        let coalescer = coalescer.clone();
+        supervisor.spawn(name, move |stop| {
+            let coalescer = coalescer.clone();
+            async move {
+                coalescer.run(&stop).await;
+                Ok::<(), BrokerError>(())
+            }
+        });
+    }
 }
 
 /// The background loops. Each is started again if it crashes, and ends with the soft shutdown.
@@ -273,15 +289,11 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
         }
     });
     statistics::spawn(supervisor, broker);
-    for _ in 0..broker.transaction_lanes().count() {
-        let lanes = broker.transaction_lanes().clone();
-        supervisor.spawn("transaction_flush", move |stop| {
-            let lanes = lanes.clone();
-            async move {
-                lanes.run(&stop).await;
-                Ok::<(), BrokerError>(())
-            }
-        });
+    spawn_workers(supervisor, "claims", broker.claims());
+    spawn_workers(supervisor, "segment_reads", broker.reads());
+    spawn_workers(supervisor, "transaction_flush", broker.transaction_lanes());
+    for shard in broker.push_shards() {
+        spawn_workers(supervisor, "push_flush", shard);
     }
     let maintenance = broker.maintenance().clone();
     supervisor.spawn("maintenance", move |stop| {
@@ -374,7 +386,9 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
         ("enable_hashjoin", "off"),
         ("enable_mergejoin", "off"),
     ]);
+    let generation = Generation::default();
     let pool = |size: u32| {
+        let generation = generation.clone();
         PgPoolOptions::new()
             .max_connections(size)
             .acquire_timeout(Duration::from_millis(config.postgres.pool_checkout_timeout_ms))
@@ -389,7 +403,8 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
                 })
             })
             .max_lifetime(None)
-            .after_connect(|_, _| {
+            .after_connect(move |_, _| {
+                generation.advance();
                 metrics::counter!(crate::metrics::CONNECTIONS_OPENED).increment(1);
                 Box::pin(std::future::ready(Ok(())))
             })
@@ -398,7 +413,7 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
     let main = pool(config.postgres.pool_size).connect_lazy_with(options.clone());
     let claims =
         pool(config.postgres.claim_pool_size).connect_lazy_with(options.options([("synchronous_commit", "off")]));
-    Ok(Pools { main, claims, apply_schema: config.postgres.apply_schema })
+    Ok(Pools { main, claims, generation, apply_schema: config.postgres.apply_schema })
 }
 
 /// TLS as it was asked for, and a word about it in the boot log.

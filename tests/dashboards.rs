@@ -151,18 +151,18 @@ fn rows_of(text: &str) -> String {
 fn every_route_statement_and_loop_has_its_label() {
     let templates: BTreeSet<&str> = regent::http::routes::ROUTES.iter().map(|route| route.path).collect();
     for template in &templates {
-        assert!(ROUTES.contains(template), "src/metrics.rs: ROUTES lacks {template}");
+        assert!(ROUTES.contains(template), "src/metrics/labels.rs: ROUTES lacks {template}");
     }
-    assert_eq!(ROUTES.len(), templates.len() + 1, "src/metrics.rs: ROUTES has a template that is no route");
+    assert_eq!(ROUTES.len(), templates.len() + 1, "src/metrics/labels.rs: ROUTES has a template that is no route");
     for path in files("src/store", "rs") {
         for statement in quoted_after(&read(&path), ".timed(\"") {
-            assert!(STATEMENTS.contains(&statement.as_str()), "src/metrics.rs: STATEMENTS lacks {statement:?}");
+            assert!(STATEMENTS.contains(&statement.as_str()), "src/metrics/labels.rs: STATEMENTS lacks {statement:?}");
         }
     }
     for path in ["src/app.rs", "src/app/statistics.rs", "src/broker/peers.rs"] {
         let text = read(path);
         for name in quoted_after(&text, ".spawn(\"").into_iter().chain(quoted_after(&text, "count_pass(\"")) {
-            assert!(LOOPS.contains(&name.as_str()), "src/metrics.rs: LOOPS lacks {name:?}");
+            assert!(LOOPS.contains(&name.as_str()), "src/metrics/labels.rs: LOOPS lacks {name:?}");
         }
     }
 }

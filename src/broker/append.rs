@@ -135,24 +135,26 @@ fn add_known(known: &mut Known, rows: Vec<StoredHashes>) {
 }
 
 /// Takes what was committed into the memories. Only then: what a failed flush may have stored shows as offsets above what
-/// the deduplication memory covers.
+/// the deduplication memory covers. `generation` is the store's when the transaction began.
 pub fn remember(
     memory: &mut DedupMemory,
     cache: &SegmentCache,
     segments: &[NewSegment],
     stamps: &HashMap<PartitionId, DateTime<Utc>>,
+    generation: u64,
 ) {
     let now = Instant::now();
     for segment in segments {
         memory.add(segment.partition, segment.base_offset, &segment.hashes, now);
         if let Some(created_at) = stamps.get(&segment.partition) {
-            cache.add(OpenSegment {
+            let segment = OpenSegment {
                 partition: segment.partition,
                 base_offset: segment.base_offset,
                 message_count: segment.hashes.len(),
                 created_at: *created_at,
                 frames: Frames::of_body(segment.body.clone()),
-            });
+            };
+            cache.add(segment, generation);
         }
     }
     memory.trim(now);

@@ -8,12 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
 
 use super::coalesce::{Batch, Bounds, Coalescer};
 use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
-use super::segment_cache::SegmentCache;
 use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::claims::{ClaimOutcome, ClaimOutcomes, ClaimRequest};
 use crate::store::groups::StartAt;
@@ -95,57 +93,46 @@ pub struct ClaimJob {
     reply: oneshot::Sender<Result<ClaimOutcomes, Arc<StoreError>>>,
 }
 
-/// The intake. A cheap clone.
-#[derive(Clone, Debug)]
-pub struct ClaimFusion {
-    queue: Coalescer<ClaimJob>,
-}
+/// Claims of leasing pops. A cheap clone.
+pub type ClaimFusion = Coalescer<Flush>;
 
 impl ClaimFusion {
-    /// Starts the workers.
-    pub fn start(
-        store: &Store,
-        cache: &SegmentCache,
-        workers: usize,
-        waiting_max: usize,
-        stop: &CancellationToken,
-    ) -> ClaimFusion {
-        let bounds = Bounds { workers, waiting_max, weight_max: CANDIDATES_MAX };
-        ClaimFusion { queue: Coalescer::start(Flush { store: store.clone(), cache: cache.clone() }, bounds, stop) }
+    /// With so many statements in flight, and so many pops that may wait for theirs.
+    pub fn over(store: &Store, workers: usize, waiting_max: usize) -> ClaimFusion {
+        let bounds = Bounds { workers, waiting_max, jobs_max: usize::MAX, weight_max: CANDIDATES_MAX };
+        Coalescer::new(Flush { store: store.clone() }, bounds)
     }
 
     /// Claims; answers every candidate. A claim whose caller has gone before its turn is not sent.
     pub async fn claim(&self, claim: Claim) -> BrokerResult<ClaimOutcomes> {
         let asked = Instant::now();
         let (reply, answer) = oneshot::channel();
-        self.queue.submit(ClaimJob { claim, reply })?;
+        self.submit(ClaimJob { claim, reply })?;
         let outcomes =
             answer.await.map_err(|_| BrokerError::Failed("the claim was dropped, connection kept".into()))??;
         meter().claim_seconds.record(asked.elapsed().as_secs_f64());
         Ok(outcomes)
     }
-
-    /// Claims that wait for their turn now.
-    pub fn waiting(&self) -> usize {
-        self.queue.waiting()
-    }
 }
 
-struct Flush {
+/// One claim statement for the pops that wait.
+#[derive(Debug)]
+pub struct Flush {
     store: Store,
-    cache: SegmentCache,
 }
 
 impl Batch for Flush {
     type Job = ClaimJob;
-    const NAME: &'static str = "claims";
+    type State = ();
     const OVERLOADED: &'static str = "too many pops under way";
+
+    fn state(&self) {}
 
     fn weight(job: &ClaimJob) -> usize {
         job.claim.candidates.len()
     }
 
-    async fn run(&self, jobs: Vec<ClaimJob>) -> Vec<ClaimJob> {
+    async fn run(&self, (): &mut (), jobs: Vec<ClaimJob>) -> Vec<ClaimJob> {
         let (now, later) = split(jobs);
         if now.is_empty() {
             return later;
@@ -155,8 +142,6 @@ impl Batch for Flush {
         match self.claim(&claims).await {
             Ok(outcomes) => answer(now, outcomes),
             Err(error) if now.len() == 1 || error.is_connection() => {
-                // What comes back may be a standby without the newest commits.
-                self.cache.clear();
                 let error = Arc::new(error);
                 for job in now {
                     // A pop whose client hung up does not care.

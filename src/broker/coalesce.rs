@@ -1,12 +1,11 @@
 //! Concurrent requests that share round trips: a bounded intake and workers that fire on idle.
 //!
 //! A worker with nothing in flight starts at once; what arrives meanwhile forms its next batch. No request waits for
-//! company.
+//! company. The workers are run by the supervisor.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures_util::FutureExt;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -15,29 +14,18 @@ use super::pop::overloaded;
 
 /// What is done with a batch.
 pub trait Batch: Send + Sync + 'static {
-    /// One request.
-    type Job: Send + 'static;
-    /// Names it in logs.
-    const NAME: &'static str;
+    /// One request. If its batch panics it is dropped; whoever waits hears that no answer will come.
+    type Job: std::fmt::Debug + Send + 'static;
+    /// What one worker keeps from batch to batch.
+    type State: Send;
     /// Why a job is refused when too many wait.
     const OVERLOADED: &'static str;
-    /// Share of a batch's capacity that the job takes.
+    /// The state of a worker that starts.
+    fn state(&self) -> Self::State;
+    /// Share of a batch's weight that the job takes.
     fn weight(job: &Self::Job) -> usize;
-    /// Answers the jobs; those it gives back open the next batch.
-    fn run(&self, jobs: Vec<Self::Job>) -> impl Future<Output = Vec<Self::Job>> + Send;
-}
-
-/// The intake. A cheap clone; the workers end when the token fires and the intake is empty.
-#[derive(Debug)]
-pub struct Coalescer<J> {
-    intake: mpsc::Sender<J>,
-    overloaded: &'static str,
-}
-
-impl<J> Clone for Coalescer<J> {
-    fn clone(&self) -> Coalescer<J> {
-        Coalescer { intake: self.intake.clone(), overloaded: self.overloaded }
-    }
+    /// Answers the jobs; those it gives back open the worker's next batch.
+    fn run(&self, state: &mut Self::State, jobs: Vec<Self::Job>) -> impl Future<Output = Vec<Self::Job>> + Send;
 }
 
 /// The bounds of a coalescer.
@@ -45,73 +33,178 @@ impl<J> Clone for Coalescer<J> {
 pub struct Bounds {
     /// Batches in flight at the same time.
     pub workers: usize,
-    /// Jobs that may wait; more are refused.
+    /// Jobs that may wait.
     pub waiting_max: usize,
+    /// Most jobs of one batch.
+    pub jobs_max: usize,
     /// Weight at which a batch is full; a single heavier job still runs, alone.
     pub weight_max: usize,
 }
 
-impl<J: Send + 'static> Coalescer<J> {
-    /// Starts the workers.
-    pub fn start<B: Batch<Job = J>>(batch: B, bounds: Bounds, stop: &CancellationToken) -> Coalescer<J> {
-        let (intake, jobs) = mpsc::channel(bounds.waiting_max.max(1));
-        let (batch, jobs) = (Arc::new(batch), Arc::new(Mutex::new(jobs)));
-        for _ in 0..bounds.workers.max(1) {
-            tokio::spawn(work(batch.clone(), jobs.clone(), bounds.weight_max, stop.clone()));
-        }
-        Coalescer { intake, overloaded: B::OVERLOADED }
+/// The intake and its workers. A cheap clone.
+#[derive(Debug)]
+pub struct Coalescer<B: Batch> {
+    inner: Arc<Inner<B>>,
+}
+
+#[derive(Debug)]
+struct Inner<B: Batch> {
+    batch: B,
+    bounds: Bounds,
+    intake: mpsc::Sender<B::Job>,
+    outlet: Mutex<mpsc::Receiver<B::Job>>,
+}
+
+impl<B: Batch> Clone for Coalescer<B> {
+    fn clone(&self) -> Coalescer<B> {
+        Coalescer { inner: self.inner.clone() }
+    }
+}
+
+impl<B: Batch> Coalescer<B> {
+    /// An intake; nothing is served before a worker runs.
+    pub fn new(batch: B, bounds: Bounds) -> Coalescer<B> {
+        let (intake, outlet) = mpsc::channel(bounds.waiting_max.max(1));
+        Coalescer { inner: Arc::new(Inner { batch, bounds, intake, outlet: Mutex::new(outlet) }) }
     }
 
-    /// Queues a job, or refuses it when too many wait.
-    pub fn submit(&self, job: J) -> BrokerResult<()> {
-        self.intake.try_send(job).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => overloaded(self.overloaded, 1),
-            mpsc::error::TrySendError::Closed(_) => BrokerError::Stopping,
-        })
+    /// Workers to be run.
+    pub fn workers(&self) -> usize {
+        self.inner.bounds.workers.max(1)
     }
 
     /// Jobs that wait now.
     pub fn waiting(&self) -> usize {
-        self.intake.max_capacity() - self.intake.capacity()
+        self.inner.intake.max_capacity().saturating_sub(self.inner.intake.capacity())
+    }
+
+    /// Takes a job in, or refuses it when too many wait. Never waits.
+    pub fn submit(&self, job: B::Job) -> BrokerResult<()> {
+        self.inner.intake.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => overloaded(B::OVERLOADED, 1),
+            TrySendError::Closed(_) => BrokerError::Stopping,
+        })
+    }
+
+    /// Takes a job in, waiting while too many others wait.
+    pub async fn submit_when_free(&self, job: B::Job) -> BrokerResult<()> {
+        self.inner.intake.send(job).await.map_err(|_| BrokerError::Stopping)
+    }
+
+    /// Runs one worker until `stop` fires and everything taken in is answered.
+    pub async fn run(&self, stop: &CancellationToken) {
+        let mut state = self.inner.batch.state();
+        let mut carried = Vec::new();
+        while let Some(jobs) = self.next_batch(carried, stop).await {
+            carried = self.inner.batch.run(&mut state, jobs).await;
+        }
+    }
+
+    /// What was carried over, else the next job, and whatever waits beside it.
+    async fn next_batch(&self, carried: Vec<B::Job>, stop: &CancellationToken) -> Option<Vec<B::Job>> {
+        let Bounds { jobs_max, weight_max, .. } = self.inner.bounds;
+        let mut jobs = carried;
+        let mut outlet = if jobs.is_empty() {
+            let mut outlet = self.inner.outlet.lock().await;
+            let first = tokio::select! {
+                biased;
+                job = outlet.recv() => job,
+                () = stop.cancelled() => {
+                    // What was accepted is still served; nothing new gets in.
+                    outlet.close();
+                    outlet.recv().await
+                }
+            };
+            jobs.push(first?);
+            outlet
+        } else {
+            // An idle worker holds the outlet until the next job comes: what was carried over must not wait for that.
+            let Ok(outlet) = self.inner.outlet.try_lock() else { return Some(jobs) };
+            outlet
+        };
+        let mut weight: usize = jobs.iter().map(B::weight).sum();
+        while jobs.len() < jobs_max && weight < weight_max {
+            let Ok(job) = outlet.try_recv() else { break };
+            weight += B::weight(&job);
+            jobs.push(job);
+        }
+        Some(jobs)
     }
 }
 
-async fn work<B: Batch>(
-    batch: Arc<B>,
-    intake: Arc<Mutex<mpsc::Receiver<B::Job>>>,
-    weight_max: usize,
-    stop: CancellationToken,
-) {
-    let mut carried: Vec<B::Job> = Vec::new();
-    loop {
-        let mut jobs = std::mem::take(&mut carried);
-        let mut weight: usize = jobs.iter().map(B::weight).sum();
-        {
-            let mut intake = intake.lock().await;
-            if jobs.is_empty() {
-                let first = tokio::select! {
-                    biased;
-                    job = intake.recv() => job,
-                    () = stop.cancelled() => {
-                        // What was accepted is still served; nothing new gets in.
-                        intake.close();
-                        intake.recv().await
-                    }
-                };
-                let Some(first) = first else { return };
-                weight += B::weight(&first);
-                jobs.push(first);
-            }
-            while weight < weight_max {
-                let Ok(job) = intake.try_recv() else { break };
-                weight += B::weight(&job);
-                jobs.push(job);
-            }
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Gives every job back once, then answers with the size of its batch.
+    #[derive(Debug)]
+    struct Twice;
+
+    #[derive(Debug)]
+    struct Job {
+        seen: bool,
+        reply: oneshot::Sender<usize>,
+    }
+
+    impl Batch for Twice {
+        type Job = Job;
+        type State = ();
+        const OVERLOADED: &'static str = "too many jobs";
+        fn state(&self) {}
+        fn weight(_: &Job) -> usize {
+            1
         }
-        match AssertUnwindSafe(batch.run(jobs)).catch_unwind().await {
-            Ok(left) => carried = left,
-            // The jobs are gone: each of them hears that its answer will not come.
-            Err(_) => tracing::error!(batch = B::NAME, "a batch panicked; its requests failed"),
+        async fn run(&self, _: &mut (), jobs: Vec<Job>) -> Vec<Job> {
+            let size = jobs.len();
+            let (again, new): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| job.seen);
+            for job in again {
+                job.reply.send(size).unwrap();
+            }
+            new.into_iter().map(|job| Job { seen: true, ..job }).collect()
         }
+    }
+
+    fn coalescer(workers: usize, waiting_max: usize, jobs_max: usize) -> Coalescer<Twice> {
+        Coalescer::new(Twice, Bounds { workers, waiting_max, jobs_max, weight_max: usize::MAX })
+    }
+
+    fn submit(to: &Coalescer<Twice>) -> BrokerResult<oneshot::Receiver<usize>> {
+        let (reply, answer) = oneshot::channel();
+        to.submit(Job { seen: false, reply }).map(|()| answer)
+    }
+
+    #[tokio::test]
+    async fn what_is_carried_over_does_not_wait_for_an_idle_worker() {
+        let coalescer = coalescer(2, 8, 8);
+        let stop = CancellationToken::new();
+        for _ in 0..coalescer.workers() {
+            let (worker, stop) = (coalescer.clone(), stop.clone());
+            tokio::spawn(async move { worker.run(&stop).await });
+        }
+        for _ in 0..20 {
+            let answer = submit(&coalescer).unwrap();
+            let answer = tokio::time::timeout(Duration::from_secs(5), answer).await;
+            assert!(matches!(answer, Ok(Ok(1))), "{answer:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_bounds_hold_and_a_stopped_worker_answers_what_it_took_in() {
+        let coalescer = coalescer(1, 5, 3);
+        let answers: Vec<_> = (0..5).map(|_| submit(&coalescer).unwrap()).collect();
+        assert!(matches!(submit(&coalescer), Err(BrokerError::Overloaded { .. })));
+        assert_eq!(coalescer.waiting(), 5);
+        let stop = CancellationToken::new();
+        stop.cancel();
+        coalescer.run(&stop).await;
+        for answer in answers {
+            assert!(answer.await.unwrap() <= 3, "no batch is larger than its bound");
+        }
+        assert!(matches!(submit(&coalescer), Err(BrokerError::Stopping)));
     }
 }

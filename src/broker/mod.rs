@@ -86,9 +86,9 @@ use parking::Parking;
 use peers::Peers;
 use pop::{PopPath, PopRequest, Popped};
 use push::{PushItem, PushPath, PushResult};
-use push_fusion::PushFusion;
+use push_fusion::{PushFusion, PushShard};
 use queue::{Queue, QueueDirectory};
-use reads::Reads;
+use reads::{Reads, SharedReads};
 use ready::ReadyIndex;
 use retention::Retention;
 use segment_cache::SegmentCache;
@@ -96,6 +96,7 @@ use settings::BrokerSettings;
 use spool::Spool;
 use spool::drain::Drain;
 use statistics::Statistics;
+use transaction::lane::{Lane, Lanes};
 use transaction::{Bundle, Committed, Refusal, TransactionPath};
 
 /// The only door that HTTP may use. A cheap clone; every method is a short delegation.
@@ -141,7 +142,7 @@ impl Broker {
         let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
         let activity = Arc::<Activity>::default();
         let retention = Retention::new(store.clone(), activity.clone(), settings.retention.clone());
-        let cache = SegmentCache::new(settings.segment_cache_bytes_max);
+        let cache = SegmentCache::new(settings.segment_cache_bytes_max, store.generation().clone());
         let released = {
             let ready = ready.clone();
             move |partition: PartitionId, group: GroupId, release| ready.released(group, partition, release)
@@ -154,7 +155,8 @@ impl Broker {
         let group_list = GroupList::new(store.clone());
         let group_admin = GroupAdmin::new(store.clone(), memory.clone(), peers.clone());
         let dedup = DedupBudget::new(settings.dedup_bytes_max);
-        let fusion = PushFusion::start(&store, &ready, &peers, &cache, &dedup, &settings, &stop);
+        let writing = Writing { zstd_level: settings.zstd_level, cache: cache.clone(), dedup: dedup.clone() };
+        let fusion = PushFusion::new(&store, &ready, &peers, &writing, &settings);
         let dead_letters = DeadLetters::new(
             store.clone(),
             queues.clone(),
@@ -176,15 +178,15 @@ impl Broker {
         };
         let statistics = Statistics::new(store.clone(), activity.clone(), settings.statistics);
         let inspection = Inspection::new(store.clone(), statistics, settings.statistics.safe_floor_ms);
-        let lanes = transaction::lane::Lanes::new(
-            store.clone(),
-            ready.clone(),
-            peers.clone(),
-            ack.clone(),
-            activity.clone(),
-            settings.transaction.clone(),
-            Writing { zstd_level: settings.zstd_level, cache: cache.clone(), dedup: dedup.clone() },
-        );
+        let lane = Lane {
+            store: store.clone(),
+            ready: ready.clone(),
+            peers: peers.clone(),
+            ack: ack.clone(),
+            activity: activity.clone(),
+            writing,
+        };
+        let lanes = lane.intake(&settings.transaction);
         let transactions = TransactionPath::new(
             store.clone(),
             queues.clone(),
@@ -201,8 +203,8 @@ impl Broker {
             ready: ready.clone(),
             grants: Grants::new(ack.clone()),
             parking,
-            claim_fusion: ClaimFusion::start(&store, &cache, settings.pop_workers, settings.pop_waiting_max, &stop),
-            reads: Reads::start(&store, &cache, settings.pop_workers, settings.pop_waiting_max, &stop),
+            claim_fusion: ClaimFusion::over(&store, settings.pop_workers, settings.pop_waiting_max),
+            reads: Reads::new(&store, cache, settings.pop_workers, settings.pop_waiting_max),
             claims: Arc::new(Semaphore::new(settings.pop_claims_max)),
             stop,
             settings: Arc::new(settings),
@@ -265,8 +267,23 @@ impl Broker {
         self.transactions.transact(bundle, producer_sub).await
     }
 
-    /// The lanes of the transaction path, for the background tasks that run them.
-    pub fn transaction_lanes(&self) -> &transaction::lane::Lanes {
+    /// The claims of leasing pops, for the background tasks that run them.
+    pub fn claims(&self) -> &ClaimFusion {
+        &self.pop.claim_fusion
+    }
+
+    /// The reads of what was claimed, likewise.
+    pub fn reads(&self) -> &SharedReads {
+        self.pop.reads.shared()
+    }
+
+    /// The shards of the push path, likewise.
+    pub fn push_shards(&self) -> &[PushShard] {
+        self.push.shards()
+    }
+
+    /// The lanes of the transaction path, likewise.
+    pub fn transaction_lanes(&self) -> &Lanes {
         self.transactions.lanes()
     }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::encryption::Encryption;
 use super::error::{BrokerError, BrokerResult};
-use super::push_fusion::{PushFusion, PushJob};
+use super::push_fusion::{PushFusion, PushJob, PushShard};
 use super::push_spool::{follow, spool_all, spool_some};
 use super::queue::{Queue, QueueDirectory};
 use super::segment::Frame;
@@ -161,6 +161,11 @@ impl PushPath {
     /// Over the queues and the fusion of this broker.
     pub fn new(queues: QueueDirectory, fusion: PushFusion, encryption: Encryption, spool: Spool) -> PushPath {
         PushPath { queues, fusion, encryption, spool }
+    }
+
+    /// What is to be run in the background.
+    pub fn shards(&self) -> &[PushShard] {
+        self.fusion.shards()
     }
 
     /// Bytes of pushes under way, and the bound past which they are refused.

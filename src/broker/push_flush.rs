@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use uuid::Uuid;
 
-use super::append::{self, Asked, Segments};
+use super::append::{self, Asked, Segments, Writing};
 use super::dedup::DedupMemory;
 use super::meter::meter;
 use super::push::{JobError, JobOutcome, StoredItem};
 use super::push_fusion::PushJob;
 use super::segment::Frames;
-use super::segment_cache::SegmentCache;
 use crate::ids::{Offset, PartitionId, QueueId, TransactionHash};
 use crate::store::messages::{AppendTx, NewSegment, Opening};
 use crate::store::partitions::{LockedPartition, PartitionKey};
@@ -61,11 +60,11 @@ pub fn by_partition(jobs: Vec<PushJob>) -> Vec<PartitionBatch> {
 pub async fn flush(
     store: &Store,
     memory: &mut DedupMemory,
-    cache: &SegmentCache,
+    writing: &Writing,
     batches: &[PartitionBatch],
-    zstd_level: i32,
     look_up: bool,
 ) -> StoreResult<Flushed> {
+    let generation = store.generation().now();
     let keys: Vec<PartitionKey> = batches.iter().map(|b| b.key.clone()).collect();
     let (mut tx, locked) = append::lock_all(store, &keys, Opening::PUSH).await?;
     let mut letters = Letters::lock(&mut tx, batches).await?;
@@ -86,7 +85,7 @@ pub async fn flush(
             Some(partition) => {
                 let dedup = known.get(&partition.id);
                 let plan = decide(batch, partition, dedup, &mut letters);
-                segments.extend(build_segments(batch, partition, &plan, zstd_level));
+                segments.extend(build_segments(batch, partition, &plan, writing.zstd_level));
                 Some((partition, plan))
             }
         });
@@ -106,7 +105,7 @@ pub async fn flush(
     letters.delete_replaced(&mut tx).await?;
     tx.commit().await?;
     meter().segments.increment(segments.len() as u64);
-    append::remember(memory, cache, &segments, &stamps);
+    append::remember(memory, &writing.cache, &segments, &stamps, generation);
     let mut appended: Vec<Appended> = Vec::new();
     for (partition, plan) in decided.into_iter().flatten() {
         if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {

@@ -8,18 +8,18 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use uuid::Uuid;
 
-use super::dedup::{DedupBudget, DedupMemory};
+use super::append::Writing;
+use super::coalesce::{Batch, Bounds, Coalescer};
+use super::dedup::DedupMemory;
 use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
 use super::peers::Peers;
 use super::push::{JobError, JobOutcome, Packed};
-use super::push_flush::{self, Flushed, PartitionBatch};
+use super::push_flush::{self, PartitionBatch};
 use super::ready::ReadyIndex;
-use super::segment_cache::SegmentCache;
 use super::settings::BrokerSettings;
 use crate::store::partitions::PartitionKey;
 use crate::store::{Store, StoreError, StoreResult};
@@ -49,45 +49,42 @@ pub struct PushJob {
     pub reply: oneshot::Sender<JobOutcome>,
 }
 
-/// Handle to the shards. A cheap clone; the shards stop when the token fires and their queues are empty.
+/// Handle to the shards. A cheap clone.
 #[derive(Clone, Debug)]
 pub struct PushFusion {
-    shards: Arc<[mpsc::Sender<PushJob>]>,
+    shards: Arc<[PushShard]>,
     admission: Arc<Semaphore>,
     admission_units: usize,
 }
 
+/// The intake of one shard, with its one worker.
+pub type PushShard = Coalescer<Shard>;
+
 impl PushFusion {
-    /// Starts the shards.
-    pub fn start(
+    /// The shards that `settings` ask for.
+    pub fn new(
         store: &Store,
         ready: &ReadyIndex,
         peers: &Peers,
-        cache: &SegmentCache,
-        dedup: &Arc<DedupBudget>,
+        writing: &Writing,
         settings: &BrokerSettings,
-        stop: &CancellationToken,
     ) -> PushFusion {
         let units = (settings.push_inflight_bytes_max / ADMISSION_UNIT_BYTES).max(1);
-        let count = settings.push_shards.max(1);
-        let shards = (0..count)
-            .map(|_| {
-                let (sender, receiver) = mpsc::channel(SHARD_QUEUE_MAX);
-                let shard = Shard {
-                    store: store.clone(),
-                    ready: ready.clone(),
-                    peers: peers.clone(),
-                    cache: cache.clone(),
-                    groups_max: settings.push_groups_max.max(1),
-                    bytes_max: settings.push_bytes_max,
-                    zstd_level: settings.zstd_level,
-                    memory: DedupMemory::new(dedup),
-                };
-                tokio::spawn(shard.run(receiver, stop.clone()));
-                sender
-            })
-            .collect();
+        let bounds = Bounds {
+            workers: 1,
+            waiting_max: SHARD_QUEUE_MAX,
+            jobs_max: settings.push_groups_max.max(1),
+            weight_max: settings.push_bytes_max,
+        };
+        let shard =
+            Shard { store: store.clone(), ready: ready.clone(), peers: peers.clone(), writing: writing.clone() };
+        let shards = (0..settings.push_shards.max(1)).map(|_| Coalescer::new(shard.clone(), bounds)).collect();
         PushFusion { shards, admission: Arc::new(Semaphore::new(units)), admission_units: units }
+    }
+
+    /// What is to be run in the background.
+    pub fn shards(&self) -> &[PushShard] {
+        &self.shards
     }
 
     /// Bytes of requests under way, and the bound past which they are refused.
@@ -111,61 +108,55 @@ impl PushFusion {
         job.key.hash(&mut hasher);
         let shard = (hasher.finish() % self.shards.len() as u64) as usize;
         match self.shards.get(shard) {
-            Some(shard) => shard.send(job).await.map_err(|_| BrokerError::Stopping),
+            Some(shard) => shard.submit_when_free(job).await,
             None => Err(BrokerError::Stopping),
         }
     }
 }
 
-struct Shard {
+/// What the worker of a shard does.
+#[derive(Clone, Debug)]
+pub struct Shard {
     store: Store,
     ready: ReadyIndex,
     peers: Peers,
-    cache: SegmentCache,
-    groups_max: usize,
-    bytes_max: usize,
-    zstd_level: i32,
-    memory: DedupMemory,
+    writing: Writing,
+}
+
+impl Batch for Shard {
+    type Job = PushJob;
+    type State = DedupMemory;
+    const OVERLOADED: &'static str = "too many pushes under way";
+
+    fn state(&self) -> DedupMemory {
+        DedupMemory::new(&self.writing.dedup)
+    }
+
+    fn weight(job: &PushJob) -> usize {
+        job.packed.body.len()
+    }
+
+    async fn run(&self, memory: &mut DedupMemory, jobs: Vec<PushJob>) -> Vec<PushJob> {
+        self.flush(memory, jobs).await;
+        Vec::new()
+    }
 }
 
 impl Shard {
-    async fn run(mut self, mut jobs: mpsc::Receiver<PushJob>, stop: CancellationToken) {
-        loop {
-            let first = tokio::select! {
-                biased;
-                job = jobs.recv() => job,
-                () = stop.cancelled() => {
-                    // What was accepted is still flushed; nothing new gets in.
-                    jobs.close();
-                    jobs.recv().await
-                }
-            };
-            let Some(first) = first else { return };
-            let mut bytes = first.packed.body.len();
-            let mut batch = vec![first];
-            while batch.len() < self.groups_max && bytes < self.bytes_max {
-                let Ok(job) = jobs.try_recv() else { break };
-                bytes += job.packed.body.len();
-                batch.push(job);
-            }
-            self.flush(batch).await;
-        }
-    }
-
-    async fn flush(&mut self, jobs: Vec<PushJob>) {
+    async fn flush(&self, memory: &mut DedupMemory, jobs: Vec<PushJob>) {
         let partitions = push_flush::by_partition(jobs);
         if partitions.len() == 1 {
-            self.flush_until_known(partitions, false).await;
+            self.flush_until_known(memory, partitions, false).await;
             return;
         }
-        match self.try_flush(&partitions, false).await {
+        match self.try_flush(memory, &partitions, false).await {
             Ok(outcomes) => answer(partitions, outcomes),
             Err(error) => {
                 meter().flush_retries.increment(1);
                 tracing::warn!(%error, partitions = partitions.len(), "push flush failed; trying each partition alone");
                 let look_up = is_unknown(&error);
                 for partition in partitions {
-                    self.flush_until_known(vec![partition], look_up).await;
+                    self.flush_until_known(memory, vec![partition], look_up).await;
                 }
             }
         }
@@ -174,13 +165,13 @@ impl Shard {
     /// Tries one batch again while the cause is passing. A commit whose outcome is unknown is looked up by the next
     /// try: a stored message that carries an id minted here is this push, not a duplicate (README ruling 7). `look_up`:
     /// such a commit may have happened already.
-    async fn flush_until_known(&mut self, partitions: Vec<PartitionBatch>, mut look_up: bool) {
+    async fn flush_until_known(&self, memory: &mut DedupMemory, partitions: Vec<PartitionBatch>, mut look_up: bool) {
         const PAUSES_MS: [u64; 5] = [0, 20, 100, 400, 1000];
         let mut last = None;
         let started = std::time::Instant::now();
         for pause in PAUSES_MS {
             tokio::time::sleep(Duration::from_millis(pause)).await;
-            match self.try_flush(&partitions, look_up).await {
+            match self.try_flush(memory, &partitions, look_up).await {
                 Ok(outcomes) => return answer(partitions, outcomes),
                 Err(error) => {
                     let unknown = is_unknown(&error);
@@ -195,7 +186,7 @@ impl Shard {
                 }
             }
         }
-        let is_away = last.as_ref().is_some_and(crate::store::StoreError::is_connection);
+        let is_away = last.as_ref().is_some_and(StoreError::is_connection);
         let error = last.map(|e| e.to_string()).unwrap_or_default();
         tracing::error!(%error, "push flush failed");
         meter().flush_failures.increment(1);
@@ -211,24 +202,14 @@ impl Shard {
         }
     }
 
-    async fn store_batches(&mut self, partitions: &[PartitionBatch], look_up: bool) -> StoreResult<Flushed> {
-        let flushed =
-            push_flush::flush(&self.store, &mut self.memory, &self.cache, partitions, self.zstd_level, look_up);
-        let flushed = flushed.await;
-        if flushed.as_ref().is_err_and(StoreError::is_connection) {
-            // What comes back may be a standby without the newest commits.
-            self.cache.clear();
-        }
-        flushed
-    }
-
     async fn try_flush(
-        &mut self,
+        &self,
+        memory: &mut DedupMemory,
         partitions: &[PartitionBatch],
         look_up: bool,
-    ) -> Result<Vec<Vec<JobOutcome>>, crate::store::StoreError> {
+    ) -> StoreResult<Vec<Vec<JobOutcome>>> {
         let started = std::time::Instant::now();
-        let flushed = self.store_batches(partitions, look_up).await?;
+        let flushed = push_flush::flush(&self.store, memory, &self.writing, partitions, look_up).await?;
         let jobs = partitions.iter().flat_map(|p| &p.jobs);
         let (groups, messages) = jobs.fold((0, 0), |(groups, messages), job| (groups + 1, messages + job.packed.len()));
         meter().flushed(groups, messages, started.elapsed());
@@ -238,8 +219,8 @@ impl Shard {
     }
 }
 
-fn is_unknown(error: &crate::store::StoreError) -> bool {
-    matches!(error, crate::store::StoreError::OutcomeUnknown { .. })
+fn is_unknown(error: &StoreError) -> bool {
+    matches!(error, StoreError::OutcomeUnknown { .. })
 }
 
 fn answer(partitions: Vec<PartitionBatch>, outcomes: Vec<Vec<JobOutcome>>) {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
 
 use super::coalesce::{Batch, Bounds, Coalescer};
 use super::delivery::DELIVERY_BYTES_MAX;
@@ -23,8 +22,11 @@ const SHARED_SPAN_BYTES_MAX: i64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Reads {
     cache: SegmentCache,
-    queue: Coalescer<ReadJob>,
+    shared: SharedReads,
 }
+
+/// Reads that share statements.
+pub type SharedReads = Coalescer<SharedRead>;
 
 /// The spans of one pop.
 #[derive(Debug)]
@@ -34,17 +36,15 @@ pub struct ReadJob {
 }
 
 impl Reads {
-    /// Starts the workers.
-    pub fn start(
-        store: &Store,
-        cache: &SegmentCache,
-        workers: usize,
-        waiting_max: usize,
-        stop: &CancellationToken,
-    ) -> Reads {
-        let bounds = Bounds { workers, waiting_max, weight_max: MESSAGES_MAX };
-        let queue = Coalescer::start(SharedRead { store: store.clone() }, bounds, stop);
-        Reads { cache: cache.clone(), queue }
+    /// With so many statements in flight, and so many pops that may wait for theirs.
+    pub fn new(store: &Store, cache: SegmentCache, workers: usize, waiting_max: usize) -> Reads {
+        let bounds = Bounds { workers, waiting_max, jobs_max: usize::MAX, weight_max: MESSAGES_MAX };
+        Reads { cache, shared: Coalescer::new(SharedRead { store: store.clone() }, bounds) }
+    }
+
+    /// What is to be run in the background.
+    pub fn shared(&self) -> &SharedReads {
+        &self.shared
     }
 
     /// The segments that cover each span, by offset, up to [`DELIVERY_BYTES_MAX`] payload bytes of a span.
@@ -57,7 +57,7 @@ impl Reads {
         if !missing.is_empty() {
             meter().spans_read_from_database.increment(missing.len() as u64);
             let (reply, answer) = oneshot::channel();
-            self.queue.submit(ReadJob { spans: missing, reply })?;
+            self.shared.submit(ReadJob { spans: missing, reply })?;
             read = answer.await.map_err(|_| BrokerError::Failed("the read was dropped, connection kept".into()))??;
         }
         let mut read = read.into_iter();
@@ -66,7 +66,7 @@ impl Reads {
 
     /// Reads that wait for their turn now.
     pub fn waiting(&self) -> usize {
-        self.queue.waiting()
+        self.shared.waiting()
     }
 
     /// Memory of the newest segments, in bytes.
@@ -80,20 +80,24 @@ impl Reads {
     }
 }
 
-struct SharedRead {
+/// One read statement for the pops that wait.
+#[derive(Debug)]
+pub struct SharedRead {
     store: Store,
 }
 
 impl Batch for SharedRead {
     type Job = ReadJob;
-    const NAME: &'static str = "segment reads";
+    type State = ();
     const OVERLOADED: &'static str = "too many reads under way";
+
+    fn state(&self) {}
 
     fn weight(job: &ReadJob) -> usize {
         job.spans.iter().map(|span| usize::try_from(span.last.0 - span.first.0 + 1).unwrap_or(1)).sum()
     }
 
-    async fn run(&self, jobs: Vec<ReadJob>) -> Vec<ReadJob> {
+    async fn run(&self, (): &mut (), jobs: Vec<ReadJob>) -> Vec<ReadJob> {
         let spans: Vec<Span> = jobs.iter().flat_map(|job| job.spans.iter().copied()).collect();
         let bytes_max = if spans.len() == 1 { DELIVERY_BYTES_MAX as i64 } else { SHARED_SPAN_BYTES_MAX };
         match self.store.read_segments(&spans, bytes_max).await {

@@ -2,7 +2,8 @@
 //!
 //! A segment never changes and its partition's key is never used again, so an entry cannot go stale. It is only ever
 //! read for offsets that a claim has just granted, under the cursor row: what the database no longer has is not asked
-//! for. Bounded in bytes, oldest out first.
+//! for. A new connection may lead to a standby that lacks the newest commits: each makes it forget everything. Bounded in
+//! bytes, oldest out first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use chrono::{DateTime, Utc};
 
 use super::segment::Frames;
 use crate::ids::{Offset, PartitionId};
+use crate::store::Generation;
 use crate::store::messages::Span;
 
 const SHARDS: usize = 16;
@@ -44,6 +46,7 @@ impl OpenSegment {
 pub struct SegmentCache {
     shards: Arc<[Mutex<Shard>]>,
     shard_bytes_max: usize,
+    generation: Generation,
 }
 
 #[derive(Debug, Default)]
@@ -52,22 +55,27 @@ struct Shard {
     /// The partition of every entry, oldest entry first.
     order: VecDeque<PartitionId>,
     bytes: usize,
+    /// What is here was committed in this generation.
+    generation: u64,
 }
 
 impl SegmentCache {
-    /// With room for so many bytes; 0 keeps nothing.
-    pub fn new(bytes_max: usize) -> SegmentCache {
+    /// With room for so many bytes; 0 keeps nothing. Whenever `generation` moves everything is forgotten.
+    pub fn new(bytes_max: usize, generation: Generation) -> SegmentCache {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        SegmentCache { shards, shard_bytes_max: bytes_max / SHARDS }
+        SegmentCache { shards, shard_bytes_max: bytes_max / SHARDS, generation }
     }
 
-    /// Adds a segment that was committed.
-    pub fn add(&self, segment: OpenSegment) {
+    /// Adds a segment that was committed by a transaction that began in this generation.
+    pub fn add(&self, segment: OpenSegment, generation: u64) {
         let bytes = cost(&segment);
         if bytes > self.shard_bytes_max {
             return;
         }
         let mut shard = self.shard(segment.partition);
+        if shard.generation != generation {
+            return;
+        }
         while shard.bytes + bytes > self.shard_bytes_max {
             shard.evict();
         }
@@ -98,14 +106,6 @@ impl SegmentCache {
         None
     }
 
-    /// Forgets everything: the connection to the database was lost, and what comes back may be a standby that lacks the
-    /// newest commits.
-    pub fn clear(&self) {
-        for shard in self.shards.iter() {
-            *shard.lock().unwrap_or_else(PoisonError::into_inner) = Shard::default();
-        }
-    }
-
     /// What it holds, in bytes.
     pub fn bytes(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).bytes).sum()
@@ -115,7 +115,12 @@ impl SegmentCache {
         let nth = partition.0.rem_euclid(SHARDS as i64) as usize;
         // `rem_euclid` keeps it inside.
         #[allow(clippy::indexing_slicing)]
-        self.shards[nth].lock().unwrap_or_else(PoisonError::into_inner)
+        let mut shard = self.shards[nth].lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.generation.now();
+        if shard.generation != generation {
+            *shard = Shard { generation, ..Shard::default() };
+        }
+        shard
     }
 }
 
@@ -177,9 +182,9 @@ mod tests {
 
     #[test]
     fn a_span_is_found_only_if_every_offset_of_it_is_here() {
-        let cache = SegmentCache::new(1 << 20);
+        let cache = SegmentCache::new(1 << 20, Generation::default());
         for (base, messages) in [(10, 3), (13, 2), (20, 5)] {
-            cache.add(segment(5, base, messages, 10));
+            cache.add(segment(5, base, messages, 10), 0);
         }
         assert_eq!(bases(&cache, 10, 14), Some(vec![10, 13]));
         assert_eq!(bases(&cache, 11, 12), Some(vec![10]));
@@ -188,14 +193,26 @@ mod tests {
         for (first, last) in [(9, 10), (14, 15), (13, 20), (15, 15), (24, 25), (25, 30)] {
             assert_eq!(bases(&cache, first, last), None, "{first}..={last}");
         }
-        cache.clear();
+    }
+
+    #[test]
+    fn a_new_connection_makes_it_forget_and_refuse_what_was_committed_before() {
+        let generation = Generation::default();
+        let cache = SegmentCache::new(1 << 20, generation.clone());
+        cache.add(segment(5, 10, 3, 10), 0);
+        assert_eq!(bases(&cache, 10, 10), Some(vec![10]));
+        generation.advance();
         assert_eq!((bases(&cache, 10, 10), cache.bytes()), (None, 0));
+        cache.add(segment(5, 10, 3, 10), 0);
+        assert_eq!(bases(&cache, 10, 10), None);
+        cache.add(segment(5, 10, 3, 10), 1);
+        assert_eq!(bases(&cache, 10, 10), Some(vec![10]));
     }
 
     #[test]
     fn a_read_stops_at_its_byte_limit_but_not_before_the_first_segment() {
-        let cache = SegmentCache::new(1 << 20);
-        (0..4).for_each(|nth| cache.add(segment(5, nth, 1, 100)));
+        let cache = SegmentCache::new(1 << 20, Generation::default());
+        (0..4).for_each(|nth| cache.add(segment(5, nth, 1, 100), 0));
         let span = Span { partition: PartitionId(5), first: Offset(0), last: Offset(3) };
         assert_eq!(cache.find(span, 0).map(|found| found.len()), Some(1));
         assert_eq!(cache.find(span, 150).map(|found| found.len()), Some(2));
@@ -203,15 +220,15 @@ mod tests {
 
     #[test]
     fn the_oldest_go_first_and_the_bound_holds() {
-        let cache = SegmentCache::new(16 * 4096);
+        let cache = SegmentCache::new(16 * 4096, Generation::default());
         for base in 0..100 {
-            cache.add(segment(5, base, 1, 200));
-            cache.add(segment(21, base, 1, 200));
+            cache.add(segment(5, base, 1, 200), 0);
+            cache.add(segment(21, base, 1, 200), 0);
         }
         assert!(cache.bytes() <= 4096 && cache.bytes() > 3000, "{}", cache.bytes());
         assert_eq!(bases(&cache, 99, 99), Some(vec![99]));
         assert_eq!(bases(&cache, 0, 0), None);
-        cache.add(segment(5, 100, 1, 1 << 20));
+        cache.add(segment(5, 100, 1, 1 << 20), 0);
         assert_eq!(bases(&cache, 100, 100), None, "larger than its share");
         assert_eq!(bases(&cache, 99, 99), Some(vec![99]));
     }

@@ -16,7 +16,7 @@ static METER: LazyLock<HttpMeter> = LazyLock::new(HttpMeter::new);
 
 struct HttpMeter {
     routes: HashMap<&'static str, RouteMeter>,
-    /// Of routes that the list in `metrics.rs` lacks, and of paths that are no route.
+    /// Of routes that the list in `metrics/labels.rs` lacks, and of paths that are no route.
     other: RouteMeter,
     total: AtomicU64,
     under_way: AtomicU64,

@@ -1,7 +1,7 @@
 //! Every route of the protocol, as data (`spec/admin.md` §2): method, path, access level, tenant scope, what it does and,
 //! once it is built, its handler. The router and the OpenAPI document are made from this table and nothing else.
 //!
-//! A new route is one line here; the templates that metrics count by are listed in `metrics.rs`.
+//! A new route is one line here; the templates that metrics count by are listed in `metrics/labels.rs`.
 
 use axum::Router;
 use axum::routing::{self, MethodRouter};

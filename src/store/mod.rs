@@ -38,10 +38,30 @@ pub mod transactions;
 
 pub use error::{StoreError, StoreResult};
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use sqlx::PgPool;
 
 use crate::ids::IdSpace;
 use error::Timed;
+
+/// Counts the connections that were opened. Whoever remembers what the database said compares it: a new connection may lead to
+/// a standby that lacks the newest commits. A cheap clone.
+#[derive(Clone, Debug, Default)]
+pub struct Generation(Arc<AtomicU64>);
+
+impl Generation {
+    /// A connection was opened.
+    pub fn advance(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Connections opened so far.
+    pub fn now(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
 
 /// The connections to one migrated database. A cheap clone.
 #[derive(Clone, Debug)]
@@ -51,17 +71,23 @@ pub struct Store {
     /// Lease claims only: these connections commit asynchronously, because a claim lost in a database crash only
     /// redelivers (design §4).
     pub(crate) claims: PgPool,
+    generation: Generation,
     ids: IdSpace,
 }
 
 impl Store {
-    /// Opens the store over a database whose schema has been applied.
-    pub async fn open(pool: PgPool, claims: PgPool) -> StoreResult<Store> {
+    /// Opens the store over a database whose schema has been applied. The pools advance `generation` with every connection.
+    pub async fn open(pool: PgPool, claims: PgPool, generation: Generation) -> StoreResult<Store> {
         let (tag, secret): (i64, i64) = sqlx::query_as("SELECT id_tag, id_secret FROM queen.meta")
             .fetch_one(&pool)
             .timed("reading queen.meta")
             .await?;
-        Ok(Store { pool, claims, ids: IdSpace::new(tag, secret) })
+        Ok(Store { pool, claims, generation, ids: IdSpace::new(tag, secret) })
+    }
+
+    /// The count of opened connections.
+    pub fn generation(&self) -> &Generation {
+        &self.generation
     }
 
     /// The ids of this database on the wire.

@@ -45,6 +45,7 @@ pub async fn flush(
     writing: &Writing,
     opening: Opening,
 ) -> StoreResult<Flushed> {
+    let generation = store.generation().now();
     let mut pushed: BTreeMap<&PartitionKey, (i32, Vec<&[_]>)> = BTreeMap::new();
     for part in jobs.iter().flat_map(|job| &job.pushes) {
         let (window, hashes) = pushed.entry(&part.key).or_default();
@@ -107,7 +108,7 @@ pub async fn flush(
     }
     crate::broker::meter::meter().segments.increment(segments.len() as u64);
     metrics::counter!(crate::metrics::DEAD_LETTERS).increment(letters.len() as u64);
-    append::remember(memory, &writing.cache, &segments, &stamps);
+    append::remember(memory, &writing.cache, &segments, &stamps, generation);
     Ok(Flushed { verdicts, appended: state.appended(), changes, acked })
 }
 

@@ -6,10 +6,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Mutex, mpsc};
-use tokio_util::sync::CancellationToken;
-
 use super::bundle::{Job, Refusal, Verdict, Waiting};
 use super::flush::{self, Flushed};
 use super::meter::meter;
@@ -17,8 +13,8 @@ use super::settings::TransactionSettings;
 use crate::broker::ack::AckPipeline;
 use crate::broker::activity::Activity;
 use crate::broker::append::Writing;
+use crate::broker::coalesce::{Batch, Bounds, Coalescer};
 use crate::broker::dedup::DedupMemory;
-use crate::broker::error::{BrokerError, BrokerResult};
 use crate::broker::peers::Peers;
 use crate::broker::ready::ReadyIndex;
 use crate::store::messages::Opening;
@@ -27,91 +23,59 @@ use crate::store::{Store, StoreError, StoreResult};
 /// Pauses before each try of a flush whose cause of failure is passing.
 const PAUSES_MS: [u64; 4] = [0, 20, 100, 400];
 
-/// The intake and what its lanes work with. A cheap clone.
-#[derive(Clone, Debug)]
-pub struct Lanes {
-    inner: Arc<Inner>,
-}
+/// The intake of bundles, with its lanes. A cheap clone.
+pub type Lanes = Coalescer<Lane>;
 
+/// What a lane works with.
 #[derive(Debug)]
-struct Inner {
-    store: Store,
-    ready: ReadyIndex,
-    peers: Peers,
-    ack: AckPipeline,
-    activity: Arc<Activity>,
-    settings: TransactionSettings,
-    writing: Writing,
-    intake: mpsc::Sender<Waiting>,
-    outlet: Mutex<mpsc::Receiver<Waiting>>,
+pub struct Lane {
+    /// The store.
+    pub store: Store,
+    /// Told of new messages.
+    pub ready: ReadyIndex,
+    /// Told of new messages.
+    pub peers: Peers,
+    /// Told of leases that changed.
+    pub ack: AckPipeline,
+    /// Counts.
+    pub activity: Arc<Activity>,
+    /// How segments are made.
+    pub writing: Writing,
 }
 
-impl Lanes {
-    /// An intake without lanes; see [`Lanes::run`].
-    pub fn new(
-        store: Store,
-        ready: ReadyIndex,
-        peers: Peers,
-        ack: AckPipeline,
-        activity: Arc<Activity>,
-        settings: TransactionSettings,
-        writing: Writing,
-    ) -> Lanes {
-        let (intake, outlet) = mpsc::channel(settings.waiting_max.max(1));
-        let outlet = Mutex::new(outlet);
-        Lanes { inner: Arc::new(Inner { store, ready, peers, ack, activity, settings, writing, intake, outlet }) }
+impl Lane {
+    /// The intake that `settings` ask for.
+    pub fn intake(self, settings: &TransactionSettings) -> Lanes {
+        let bounds = Bounds {
+            workers: settings.lanes,
+            waiting_max: settings.waiting_max,
+            jobs_max: settings.bundles_max,
+            weight_max: settings.bytes_max,
+        };
+        Coalescer::new(self, bounds)
+    }
+}
+
+impl Batch for Lane {
+    type Job = Waiting;
+    type State = DedupMemory;
+    const OVERLOADED: &'static str = "too many transactions under way";
+
+    fn state(&self) -> DedupMemory {
+        DedupMemory::new(&self.writing.dedup)
     }
 
-    /// Lanes to be run.
-    pub fn count(&self) -> usize {
-        self.inner.settings.lanes.max(1)
+    fn weight(waiting: &Waiting) -> usize {
+        waiting.job.bytes()
     }
 
-    /// Bundles that wait for a lane.
-    pub fn waiting(&self) -> usize {
-        self.inner.intake.max_capacity().saturating_sub(self.inner.intake.capacity())
+    async fn run(&self, memory: &mut DedupMemory, batch: Vec<Waiting>) -> Vec<Waiting> {
+        self.flush(memory, batch).await;
+        Vec::new()
     }
+}
 
-    /// Takes a bundle in, or refuses it. Never waits.
-    pub fn submit(&self, waiting: Waiting) -> BrokerResult<()> {
-        self.inner.intake.try_send(waiting).map_err(|error| match error {
-            TrySendError::Full(_) => {
-                BrokerError::Overloaded { what: "too many transactions under way", retry_after_seconds: 1 }
-            }
-            TrySendError::Closed(_) => BrokerError::Stopping,
-        })
-    }
-
-    /// Runs one lane until `stop` fires and everything taken in is answered.
-    pub async fn run(&self, stop: &CancellationToken) {
-        let mut memory = DedupMemory::new(&self.inner.writing.dedup);
-        while let Some(batch) = self.next_batch(stop).await {
-            self.flush(&mut memory, batch).await;
-        }
-    }
-
-    async fn next_batch(&self, stop: &CancellationToken) -> Option<Vec<Waiting>> {
-        let settings = &self.inner.settings;
-        let mut outlet = self.inner.outlet.lock().await;
-        let first = tokio::select! {
-            biased;
-            waiting = outlet.recv() => waiting,
-            () = stop.cancelled() => {
-                // What was accepted is still flushed; nothing new gets in.
-                outlet.close();
-                outlet.recv().await
-            }
-        }?;
-        let mut bytes = first.job.bytes();
-        let mut batch = vec![first];
-        while batch.len() < settings.bundles_max && bytes < settings.bytes_max {
-            let Ok(waiting) = outlet.try_recv() else { break };
-            bytes += waiting.job.bytes();
-            batch.push(waiting);
-        }
-        Some(batch)
-    }
-
+impl Lane {
     async fn flush(&self, memory: &mut DedupMemory, batch: Vec<Waiting>) {
         match self.flush_until_known(memory, &batch, Opening::TRANSACTION).await {
             Ok(flushed) => answer(batch, flushed),
@@ -139,18 +103,17 @@ impl Lanes {
         opening: Opening,
     ) -> StoreResult<Flushed> {
         let jobs: Vec<&Job> = batch.iter().map(|waiting| &waiting.job).collect();
-        let inner = &*self.inner;
         let mut pauses = PAUSES_MS.into_iter();
         loop {
             tokio::time::sleep(Duration::from_millis(pauses.next().unwrap_or_default())).await;
             let started = Instant::now();
-            match flush::flush(&inner.store, memory, &jobs, &inner.writing, opening).await {
+            match flush::flush(&self.store, memory, &jobs, &self.writing, opening).await {
                 Ok(flushed) => {
                     meter().flushed(jobs.len(), started.elapsed());
-                    inner.ready.appended(&flushed.appended);
-                    inner.peers.landed(&flushed.appended);
+                    self.ready.appended(&flushed.appended);
+                    self.peers.landed(&flushed.appended);
                     for (partition, change) in &flushed.changes {
-                        inner.ack.settled(*partition, *change);
+                        self.ack.settled(*partition, *change);
                     }
                     self.note(&jobs, &flushed);
                     return Ok(flushed);
@@ -174,7 +137,7 @@ impl Lanes {
 
     /// For the minute buckets.
     fn note(&self, jobs: &[&Job], flushed: &Flushed) {
-        let activity = &self.inner.activity;
+        let activity = &self.activity;
         for (job, verdict) in jobs.iter().zip(&flushed.verdicts) {
             for part in job.pushes.iter().filter(|_| matches!(verdict, Verdict::Committed(_))) {
                 activity.pushed(part.key.queue, part.packed.len() as u64);
