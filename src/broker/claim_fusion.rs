@@ -3,9 +3,9 @@
 //! A claim never waits for another (locked rows are skipped), so what shares a statement cannot hold anybody up. The
 //! commit is asynchronous: a claim lost in a crash of the database only redelivers (design §4).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -140,7 +140,12 @@ impl Batch for Flush {
         let claims: Vec<&Claim> = now.iter().map(|job| &job.claim).collect();
         meter().claim_flush_pops.record(claims.len() as f64);
         match self.claim(&claims).await {
-            Ok(outcomes) => answer(now, outcomes),
+            Ok(outcomes) => {
+                let seen = seen(&claims, &outcomes);
+                let later = tell(later, &seen);
+                answer(now, outcomes);
+                return later;
+            }
             Err(error) if now.len() == 1 || error.is_connection() => {
                 let error = Arc::new(error);
                 for job in now {
@@ -221,8 +226,112 @@ fn split(jobs: Vec<ClaimJob>) -> (Vec<ClaimJob>, Vec<ClaimJob>) {
     })
 }
 
+/// What one statement found at each cursor, for claims that waited while it was sent and want the same cursor.
+fn seen(claims: &[&Claim], outcomes: &[ClaimOutcomes]) -> HashMap<(PartitionId, GroupId), ClaimOutcome> {
+    let mut seen = HashMap::new();
+    for (claim, outcomes) in claims.iter().zip(outcomes) {
+        for (partition, outcome) in outcomes {
+            let outcome = match outcome {
+                // Free: only the budget of that claim was used up.
+                ClaimOutcome::LeftOver => continue,
+                // Whoever comes after it finds the lease.
+                ClaimOutcome::Claimed(..) => {
+                    ClaimOutcome::NotYet(Duration::from_secs(u64::try_from(claim.lease_seconds).unwrap_or(0)))
+                }
+                other => other.clone(),
+            };
+            seen.insert((*partition, claim.group), outcome);
+        }
+    }
+    seen
+}
+
+/// Answers the claims of one partition that the statement has settled: a crowd on one partition costs one statement. They were
+/// waiting when it was sent, so it is as if they had been in it.
+fn tell(jobs: Vec<ClaimJob>, seen: &HashMap<(PartitionId, GroupId), ClaimOutcome>) -> Vec<ClaimJob> {
+    let mut left = Vec::new();
+    for job in jobs {
+        let known = match job.claim.candidates.as_slice() {
+            [(partition, _)] => seen.get(&(*partition, job.claim.group)).map(|outcome| (*partition, outcome.clone())),
+            _ => None,
+        };
+        match known {
+            Some(outcome) => {
+                let outcomes = vec![outcome];
+                meter().claimed(&outcomes);
+                let _ = job.reply.send(Ok(outcomes));
+            }
+            None => left.push(job),
+        }
+    }
+    left
+}
+
 fn answer(jobs: Vec<ClaimJob>, outcomes: Vec<ClaimOutcomes>) {
     for (job, outcomes) in jobs.into_iter().zip(outcomes) {
         let _ = job.reply.send(Ok(outcomes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::ids::Offset;
+    use crate::store::claims::Claimed;
+
+    const GROUP: GroupId = GroupId(3);
+
+    fn claim(partitions: &[i64]) -> Claim {
+        Claim {
+            group: GROUP,
+            candidates: partitions.iter().map(|p| (PartitionId(*p), LeaseId(uuid::Uuid::nil()))).collect(),
+            messages_max: 10,
+            partitions_max: 10,
+            lease_seconds: 60,
+            delay_seconds: 0,
+            window_seconds: 0,
+            window_messages: 0,
+            conflating: false,
+            start: StartAt::Beginning,
+        }
+    }
+
+    fn job(partitions: &[i64]) -> (ClaimJob, oneshot::Receiver<Result<ClaimOutcomes, Arc<StoreError>>>) {
+        let (reply, answer) = oneshot::channel();
+        (ClaimJob { claim: claim(partitions), reply }, answer)
+    }
+
+    #[test]
+    fn a_crowd_on_one_partition_is_answered_by_one_statement() {
+        let (jobs, answers): (Vec<_>, Vec<_>) = (0..5).map(|_| job(&[7])).unzip();
+        let (now, later) = split(jobs);
+        assert_eq!((now.len(), later.len()), (1, 4));
+        let claimed = Claimed {
+            partition: PartitionId(7),
+            name: "p".into(),
+            committed: Offset(-1),
+            first: Offset(0),
+            last: Offset(0),
+            worker: LeaseId(uuid::Uuid::nil()),
+            attempt: 1,
+            is_leased: true,
+        };
+        let outcomes = vec![vec![(PartitionId(7), ClaimOutcome::Claimed(claimed, false))]];
+        let claims: Vec<&Claim> = now.iter().map(|job| &job.claim).collect();
+        assert!(tell(later, &seen(&claims, &outcomes)).is_empty());
+        for mut answer in answers.into_iter().skip(1) {
+            let wait = ClaimOutcome::NotYet(Duration::from_secs(60));
+            assert_eq!(answer.try_recv().unwrap().unwrap(), [(PartitionId(7), wait)]);
+        }
+    }
+
+    #[test]
+    fn what_a_budget_left_over_and_what_wants_several_partitions_is_tried_again() {
+        let (lone, _lone) = job(&[7]);
+        let (wide, _wide) = job(&[7, 8]);
+        let first = claim(&[8, 7]);
+        let outcomes = vec![vec![(PartitionId(8), ClaimOutcome::Empty), (PartitionId(7), ClaimOutcome::LeftOver)]];
+        assert_eq!(tell(vec![lone, wide], &seen(&[&first], &outcomes)).len(), 2);
     }
 }
