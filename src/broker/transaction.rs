@@ -80,7 +80,7 @@ impl TransactionPath {
         &self.lanes
     }
 
-    /// Carries a bundle out, whole or not at all.
+    /// Carries a bundle out, whole or not at all. It has at least one operation.
     ///
     /// # Errors
     /// `Overloaded`, `NoDatabase`, `Stopping`: nothing was done. `OutcomeUnknown`: nobody can tell.
@@ -104,9 +104,6 @@ impl TransactionPath {
 
     async fn run(&self, bundle: &Bundle<'_>, producer_sub: Option<&str>) -> BrokerResult<Result<Committed, Refusal>> {
         let operations = bundle.pushes.len() + bundle.acks.len();
-        if operations == 0 {
-            return Ok(Ok(Committed { pushes: Vec::new(), dead_lettered: Vec::new() }));
-        }
         let payloads: usize = bundle.pushes.iter().map(|item| item.payload.len()).sum();
         let _admitted = self.fusion.admit(payloads + operations * OPERATION_BYTES)?;
         let pushed: Vec<(&str, &str)> = bundle.pushes.iter().map(|item| (item.queue, item.partition)).collect();

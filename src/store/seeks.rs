@@ -125,8 +125,8 @@ async fn lock_queue(tx: &mut Transaction<'static, Postgres>, name: &str) -> Stor
     Ok(id.map(QueueId))
 }
 
-/// The group's row, locked against deletion and against another seek. One that is made here is not registered: its first pop does that, and the
-/// cursors written here stand (`spec/admin.md` §17 no. 7).
+/// The group's row, locked against deletion and against another seek. One that is made here is not registered: its first
+/// pop does that, and the cursors written here stand (`spec/admin.md` §17 no. 7).
 async fn lock_or_create_group(
     tx: &mut Transaction<'static, Postgres>,
     queue: QueueId,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::item::{AckAnswer, AckError, Acked};
-use super::outcome::{change_of, letter_of, policy_of, position_of, resolved, write_of};
+use super::outcome::{Change, change_of, letter_of, policy_of, position_of, resolved, write_of};
 use super::plan::{Call, Group};
 use super::search::Search;
 use crate::broker::ack_decision::{
@@ -21,8 +21,6 @@ use crate::ids::PartitionId;
 use crate::store::acks::{CursorRow, CursorWrite, Guard, SpanRead};
 use crate::store::dead_letters::NewDeadLetter;
 use crate::store::{Store, StoreError, StoreResult};
-
-pub use super::outcome::Change;
 
 /// Acks of one partition take turns here, so that they do not lose writes to each other.
 const LANES: usize = 1024;

@@ -181,11 +181,6 @@ pub struct Job {
 }
 
 impl Job {
-    /// Messages that it stores.
-    pub fn messages(&self) -> usize {
-        self.pushes.iter().map(|part| part.packed.len()).sum()
-    }
-
     /// Bytes that it stores.
     pub fn bytes(&self) -> usize {
         self.pushes.iter().map(|part| part.packed.body.len()).sum()
