@@ -2,10 +2,12 @@
 //! buckets, and the partitions written last. Bounded; what has no room is found by the background walk.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use dashmap::DashMap;
+use dashmap::mapref::one::Ref;
 
 use super::Broker;
 use super::delivery::Delivered;
@@ -35,7 +37,7 @@ pub struct QueueActivity {
     pub pop_messages: AtomicU64,
     /// Pops answered without a message.
     pub pop_empty: AtomicU64,
-    /// Transactions that touched the queue.
+    /// Transactions that pushed here.
     pub transactions: AtomicU64,
     /// Deliveries whose lag was measured.
     pub lag_count: AtomicU64,
@@ -55,6 +57,8 @@ pub struct GroupActivity {
     pub ack_success: AtomicU64,
     /// Items refused.
     pub ack_failed: AtomicU64,
+    /// Transactions that acknowledged for it.
+    pub transactions: AtomicU64,
 }
 
 /// See the module.
@@ -97,6 +101,7 @@ impl Activity {
 
     /// A push stored messages in a queue.
     pub fn pushed(&self, queue: QueueId, messages: u64) {
+        self.count(Count::PushMessages, messages);
         self.with_queue(queue, |activity| {
             activity.push_requests.fetch_add(1, Ordering::Relaxed);
             activity.push_messages.fetch_add(messages, Ordering::Relaxed);
@@ -108,8 +113,10 @@ impl Activity {
         let now = chrono::Utc::now();
         for part in delivered {
             let lag = part.runs.first().map(|run| (now - run.created_at).num_milliseconds().max(0).unsigned_abs());
+            let messages = part.hashes.len() as u64;
+            self.count(Count::PopMessages, messages);
             self.with_queue(part.span.queue.id, |activity| {
-                activity.pop_messages.fetch_add(part.hashes.len() as u64, Ordering::Relaxed);
+                activity.pop_messages.fetch_add(messages, Ordering::Relaxed);
                 if let Some(lag) = lag {
                     activity.lag_count.fetch_add(1, Ordering::Relaxed);
                     activity.lag_ms_sum.fetch_add(lag, Ordering::Relaxed);
@@ -121,7 +128,7 @@ impl Activity {
 
     /// A pop of one queue found nothing.
     pub fn popped_nothing(&self, queue: QueueId) {
-        if let Some(activity) = self.queue(queue) {
+        if let Some(activity) = followed(&self.queues, queue) {
             activity.pop_empty.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -131,24 +138,29 @@ impl Activity {
         self.count(Count::AckRequests, 1);
         self.count(Count::AckSuccess, success);
         self.count(Count::AckFailed, failed);
-        if self.groups.len() >= FOLLOWED_MAX && !self.groups.contains_key(&group) {
-            return;
+        if let Some(activity) = followed(&self.groups, group) {
+            activity.ack_requests.fetch_add(1, Ordering::Relaxed);
+            activity.ack_success.fetch_add(success, Ordering::Relaxed);
+            activity.ack_failed.fetch_add(failed, Ordering::Relaxed);
+            activity.stale.store(true, Ordering::Release);
         }
-        let activity = match self.groups.get(&group) {
-            Some(activity) => activity,
-            None => self.groups.entry(group).or_default().downgrade(),
-        };
-        activity.stale.store(true, Ordering::Release);
-        activity.ack_requests.fetch_add(1, Ordering::Relaxed);
-        activity.ack_success.fetch_add(success, Ordering::Relaxed);
-        activity.ack_failed.fetch_add(failed, Ordering::Relaxed);
     }
 
-    /// A transaction pushed to or acknowledged in a queue.
-    pub fn transacted(&self, queue: QueueId) {
-        self.with_queue(queue, |activity| {
+    /// A transaction was committed that pushed to these queues and acknowledged for these groups, each named once.
+    pub fn transacted(
+        &self,
+        queues: impl IntoIterator<Item = QueueId>,
+        groups: impl IntoIterator<Item = GroupId>,
+    ) {
+        self.count(Count::Transactions, 1);
+        for queue in queues {
+            self.with_queue(queue, |activity| {
+                activity.transactions.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        for activity in groups.into_iter().filter_map(|group| followed(&self.groups, group)) {
             activity.transactions.fetch_add(1, Ordering::Relaxed);
-        });
+        }
     }
 
     /// Counts an operation of this process.
@@ -178,8 +190,7 @@ impl Activity {
     pub fn take_queues(&self, mut each: impl FnMut(QueueId, &QueueActivity)) {
         self.queues.retain(|queue, activity| {
             each(*queue, activity);
-            let busy = activity.take_busy();
-            busy || activity.stale.load(Ordering::Acquire)
+            activity.is_busy() || activity.stale.load(Ordering::Acquire)
         });
     }
 
@@ -187,11 +198,7 @@ impl Activity {
     pub fn take_groups(&self, mut each: impl FnMut(GroupId, &GroupActivity)) {
         self.groups.retain(|group, activity| {
             each(*group, activity);
-            let busy = [&activity.ack_requests, &activity.ack_success, &activity.ack_failed]
-                .map(|counter| counter.load(Ordering::Relaxed))
-                .iter()
-                .any(|count| *count > 0);
-            busy || activity.stale.load(Ordering::Acquire)
+            activity.is_busy() || activity.stale.load(Ordering::Acquire)
         });
     }
 
@@ -211,27 +218,29 @@ impl Activity {
     }
 
     fn with_queue(&self, queue: QueueId, change: impl FnOnce(&QueueActivity)) {
-        if let Some(activity) = self.queue(queue) {
+        if let Some(activity) = followed(&self.queues, queue) {
             change(&activity);
             activity.stale.store(true, Ordering::Release);
         }
     }
+}
 
-    fn queue(&self, queue: QueueId) -> Option<dashmap::mapref::one::Ref<'_, QueueId, QueueActivity>> {
-        if let Some(activity) = self.queues.get(&queue) {
-            return Some(activity);
-        }
-        (self.queues.len() < FOLLOWED_MAX).then(|| self.queues.entry(queue).or_default().downgrade())
+/// The counters of a queue or group, if it is followed or there is room for one more. The length of the map, which visits
+/// every shard, is asked for only of those that are new.
+fn followed<K: Copy + Eq + Hash, V: Default>(map: &DashMap<K, V>, key: K) -> Option<Ref<'_, K, V>> {
+    if let Some(activity) = map.get(&key) {
+        return Some(activity);
     }
+    (map.len() < FOLLOWED_MAX).then(|| map.entry(key).or_default().downgrade())
+}
+
+fn is_any(counters: &[&AtomicU64]) -> bool {
+    counters.iter().any(|counter| counter.load(Ordering::Relaxed) > 0)
 }
 
 impl QueueActivity {
-    fn take_busy(&self) -> bool {
-        self.counters().iter().any(|counter| counter.load(Ordering::Relaxed) > 0)
-    }
-
-    fn counters(&self) -> [&AtomicU64; 8] {
-        [
+    fn is_busy(&self) -> bool {
+        is_any(&[
             &self.push_requests,
             &self.push_messages,
             &self.pop_messages,
@@ -240,7 +249,13 @@ impl QueueActivity {
             &self.lag_count,
             &self.lag_ms_sum,
             &self.lag_ms_max,
-        ]
+        ])
+    }
+}
+
+impl GroupActivity {
+    fn is_busy(&self) -> bool {
+        is_any(&[&self.ack_requests, &self.ack_success, &self.ack_failed, &self.transactions])
     }
 }
 
@@ -253,16 +268,20 @@ impl Broker {
         for (item, _) in stored {
             match &mut run {
                 Some((queue, count)) if *queue == item.queue => *count += 1,
-                _ => self.note_run(run.replace((item.queue, 1))),
+                _ => {
+                    let before = run.replace((item.queue, 1));
+                    before.into_iter().for_each(|(queue, count)| self.note_run(queue, count));
+                }
             }
         }
-        self.note_run(run);
+        run.into_iter().for_each(|(queue, count)| self.note_run(queue, count));
     }
 
-    fn note_run(&self, run: Option<(&str, u64)>) {
-        self.activity.count(Count::PushMessages, run.map_or(0, |(_, count)| count));
-        if let Some((id, count)) = run.and_then(|(queue, count)| Some((self.queues.cached_id(queue)?, count))) {
-            self.activity.pushed(id, count);
+    fn note_run(&self, queue: &str, messages: u64) {
+        match self.queues.cached_id(queue) {
+            Some(id) => self.activity.pushed(id, messages),
+            // Deleted meanwhile: no queue to count it for.
+            None => self.activity.count(Count::PushMessages, messages),
         }
     }
 
@@ -279,8 +298,6 @@ impl Broker {
         match (popped, &request.scope) {
             (Ok(Popped { answer: Some(answer), .. }), _) => {
                 self.activity.delivered(&answer.delivered);
-                let delivered = answer.delivered.iter().map(|part| part.hashes.len() as u64).sum();
-                self.activity.count(Count::PopMessages, delivered);
                 if request.auto_ack {
                     self.note_automatic_acks(answer);
                 }

@@ -95,8 +95,13 @@ impl Broker {
             gathered.unsaved = Some((bucket, own, queues));
             return Err(error.into());
         }
-        let own = self.take_own(gathered);
+        let mut own = self.take_own(gathered);
         let queues = self.take_queues(gathered).await;
+        for queue in &queues {
+            own.lag_count += queue.lag_count;
+            own.lag_ms_sum += queue.lag_ms_sum;
+            own.lag_ms_max = own.lag_ms_max.max(queue.lag_ms_max);
+        }
         let bucket = bucket_of(Utc::now());
         if let Err(error) = self.store.save_minute(bucket, name, &own, &queues).await {
             gathered.unsaved = Some((bucket, own, queues));
@@ -143,8 +148,9 @@ impl Broker {
         });
         let mut acks = Vec::new();
         self.activity.take_groups(|group, activity| {
-            let counts = [&activity.ack_requests, &activity.ack_success, &activity.ack_failed].map(take);
-            if counts[0] > 0 {
+            let counts =
+                [&activity.ack_requests, &activity.ack_success, &activity.ack_failed, &activity.transactions].map(take);
+            if counts != [0; 4] {
                 acks.push((group.0, counts));
             }
         });
@@ -152,11 +158,12 @@ impl Broker {
         // Groups that are gone, or that cannot be looked up now, count for no queue in particular.
         let queues: HashMap<i32, i32> =
             self.store.group_queues(&groups).await.unwrap_or_default().into_iter().collect();
-        for (group, [requests, success, failed]) in acks {
+        for (group, [requests, success, failed, transactions]) in acks {
             let row = rows.entry(queues.get(&group).copied().unwrap_or(0)).or_default();
             row.ack_requests += requests;
             row.ack_success += success;
             row.ack_failed += failed;
+            row.transactions += transactions;
         }
         for (queue, (sum, samples)) in gathered.parked.drain() {
             let row = rows.entry(queue).or_default();

@@ -378,12 +378,6 @@ impl Broker {
         &self.inspection
     }
 
-    /// What happened since somebody last looked. Whoever moves cursors, leases, dead letters or partitions of a queue in
-    /// another way than by push, pop and ack tells it: `activity().touched(queue)`.
-    pub fn activity(&self) -> &Activity {
-        &self.activity
-    }
-
     /// The maintenance modes.
     pub fn maintenance(&self) -> &Maintenance {
         &self.maintenance

@@ -33,8 +33,8 @@ pub struct Flushed {
     pub appended: Vec<Appended>,
     /// Cursors that moved.
     pub changes: Vec<(PartitionId, Change)>,
-    /// Acks of accepted bundles: completed ones, and others.
-    pub acked: Vec<(GroupId, u64, u64)>,
+    /// Per job, if it was accepted: its acks by cursor, completed ones and others.
+    pub acked: Vec<Vec<(GroupId, u64, u64)>>,
 }
 
 /// Runs the jobs in one transaction. An error means that nothing was committed.
@@ -68,6 +68,7 @@ pub async fn flush(
     let mut verdicts = Vec::with_capacity(jobs.len());
     let (mut letters, mut acked) = (Vec::new(), Vec::new());
     for (nth, job) in jobs.iter().enumerate() {
+        let mut counts = Vec::new();
         verdicts.push(match state.judge(job)? {
             Judged::Not(verdict) => verdict,
             Judged::Fit(effects) => match letters_of(&mut tx, job, &effects).await? {
@@ -75,12 +76,13 @@ pub async fn flush(
                 Some(filed) => {
                     letters.extend(filed);
                     state.accept(nth, job, &effects);
-                    acked.extend(effects.iter().map(counted));
+                    counts = effects.iter().map(counted).collect();
                     meter().signals_below.increment(signals_below(&effects) as u64);
                     Verdict::Committed(effects.iter().map(dead_lettered).collect())
                 }
             },
         });
+        acked.push(counts);
     }
     let (moves, changes) = state.moves();
     let segments = state.segments(jobs, writing.zstd_level);

@@ -3,6 +3,7 @@
 //! Fire on idle: a lane with nothing in flight flushes at once; what arrives while all lanes are busy forms the next
 //! flush. A bundle may touch any partitions, so lanes own none: the row locks of PostgreSQL order flushes that meet.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,10 @@ use crate::broker::activity::Activity;
 use crate::broker::append::Writing;
 use crate::broker::coalesce::{Batch, Bounds, Coalescer};
 use crate::broker::dedup::DedupMemory;
+use crate::broker::minutes::Count;
 use crate::broker::peers::Peers;
 use crate::broker::ready::ReadyIndex;
+use crate::ids::{GroupId, QueueId};
 use crate::store::messages::Opening;
 use crate::store::{Store, StoreError, StoreResult};
 
@@ -138,13 +141,19 @@ impl Lane {
     /// For the minute buckets.
     fn note(&self, jobs: &[&Job], flushed: &Flushed) {
         let activity = &self.activity;
-        for (job, verdict) in jobs.iter().zip(&flushed.verdicts) {
-            for part in job.pushes.iter().filter(|_| matches!(verdict, Verdict::Committed(_))) {
+        for ((job, verdict), acked) in jobs.iter().zip(&flushed.verdicts).zip(&flushed.acked) {
+            let Verdict::Committed(filed) = verdict else { continue };
+            let queues: BTreeSet<QueueId> = job.pushes.iter().map(|part| part.key.queue).collect();
+            let groups: BTreeSet<GroupId> = acked.iter().map(|(group, ..)| *group).collect();
+            activity.transacted(queues, groups);
+            for part in &job.pushes {
                 activity.pushed(part.key.queue, part.packed.len() as u64);
             }
-        }
-        for (group, done, failed) in &flushed.acked {
-            activity.acked(*group, *done, *failed);
+            for (group, done, failed) in acked {
+                activity.acked(*group, *done, *failed);
+            }
+            let dead = filed.iter().flatten().filter(|is_dead| **is_dead).count();
+            activity.count(Count::DeadLetters, dead as u64);
         }
     }
 }
