@@ -292,6 +292,7 @@ impl Inner {
         let dead = answers.iter().filter(|answer| matches!(answer.outcome, Ok(Acked::Done { dlq: true }))).count();
         self.activity.count(Count::DeadLetters, dead as u64);
         self.activity.acked(id, done as u64, (answers.len() - done) as u64);
+        self.activity.conflated(id, answers.iter().filter_map(|answer| answer.conflated).sum());
     }
 
     /// After COMMIT: the registry entry is stale, and who waits for the partition may look.
@@ -361,6 +362,7 @@ impl Inner {
         match flushed {
             Flushed::Committed => {
                 self.activity.acked(hit.advance.group, group.len() as u64, 0);
+                self.activity.conflated(hit.advance.group, hit.conflated.unwrap_or(0));
                 let done = AckAnswer { outcome: Ok(Acked::Done { dlq: false }), lease_released: true, conflated: None };
                 let mut answers = vec![done; group.len()];
                 if let Some(first) = answers.first_mut() {

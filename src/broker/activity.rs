@@ -39,6 +39,8 @@ pub struct QueueActivity {
     pub pop_empty: AtomicU64,
     /// Transactions that pushed here.
     pub transactions: AtomicU64,
+    /// Partitions that were deleted because nobody used them.
+    pub partitions_deleted: AtomicU64,
     /// Deliveries whose lag was measured.
     pub lag_count: AtomicU64,
     /// Sum of their lags, milliseconds.
@@ -59,6 +61,8 @@ pub struct GroupActivity {
     pub ack_failed: AtomicU64,
     /// Transactions that acknowledged for it.
     pub transactions: AtomicU64,
+    /// Positions retired without a delivery.
+    pub conflated: AtomicU64,
 }
 
 /// See the module.
@@ -144,6 +148,22 @@ impl Activity {
             activity.ack_failed.fetch_add(failed, Ordering::Relaxed);
             activity.stale.store(true, Ordering::Release);
         }
+    }
+
+    /// An ack retired positions of a conflating group without a delivery.
+    pub fn conflated(&self, group: GroupId, positions: i64) {
+        if positions > 0
+            && let Some(activity) = followed(&self.groups, group)
+        {
+            activity.conflated.fetch_add(positions.unsigned_abs(), Ordering::Relaxed);
+        }
+    }
+
+    /// Partitions of a queue were deleted.
+    pub fn removed(&self, queue: QueueId, partitions: u64) {
+        self.with_queue(queue, |activity| {
+            activity.partitions_deleted.fetch_add(partitions, Ordering::Relaxed);
+        });
     }
 
     /// A transaction was committed that pushed to these queues and acknowledged for these groups, each named once.
@@ -246,6 +266,7 @@ impl QueueActivity {
             &self.pop_messages,
             &self.pop_empty,
             &self.transactions,
+            &self.partitions_deleted,
             &self.lag_count,
             &self.lag_ms_sum,
             &self.lag_ms_max,
@@ -255,7 +276,7 @@ impl QueueActivity {
 
 impl GroupActivity {
     fn is_busy(&self) -> bool {
-        is_any(&[&self.ack_requests, &self.ack_success, &self.ack_failed, &self.transactions])
+        is_any(&[&self.ack_requests, &self.ack_success, &self.ack_failed, &self.transactions, &self.conflated])
     }
 }
 
@@ -288,7 +309,11 @@ impl Broker {
     /// An automatic ack counts as an ack.
     fn note_automatic_acks(&self, answer: &PopAnswer) {
         for part in &answer.delivered {
-            self.activity.acked(part.span.group, part.hashes.len() as u64, 0);
+            let (group, claimed) = (part.span.group, &part.span.claimed);
+            self.activity.acked(group, part.hashes.len() as u64, 0);
+            if part.span.conflating {
+                self.activity.conflated(group, claimed.last.0 - claimed.committed.0 - 1);
+            }
         }
     }
 

@@ -142,15 +142,22 @@ impl Broker {
             row.pop_messages += take(&activity.pop_messages);
             row.pop_empty += take(&activity.pop_empty);
             row.transactions += take(&activity.transactions);
+            row.partitions_deleted += take(&activity.partitions_deleted);
             row.lag_count += take(&activity.lag_count);
             row.lag_ms_sum += take(&activity.lag_ms_sum);
             row.lag_ms_max = row.lag_ms_max.max(take(&activity.lag_ms_max));
         });
         let mut acks = Vec::new();
         self.activity.take_groups(|group, activity| {
-            let counts =
-                [&activity.ack_requests, &activity.ack_success, &activity.ack_failed, &activity.transactions].map(take);
-            if counts != [0; 4] {
+            let counts = QueueMinute {
+                ack_requests: take(&activity.ack_requests),
+                ack_success: take(&activity.ack_success),
+                ack_failed: take(&activity.ack_failed),
+                transactions: take(&activity.transactions),
+                conflated: take(&activity.conflated),
+                ..QueueMinute::default()
+            };
+            if counts != QueueMinute::default() {
                 acks.push((group.0, counts));
             }
         });
@@ -158,12 +165,8 @@ impl Broker {
         // Groups that are gone, or that cannot be looked up now, count for no queue in particular.
         let queues: HashMap<i32, i32> =
             self.store.group_queues(&groups).await.unwrap_or_default().into_iter().collect();
-        for (group, [requests, success, failed, transactions]) in acks {
-            let row = rows.entry(queues.get(&group).copied().unwrap_or(0)).or_default();
-            row.ack_requests += requests;
-            row.ack_success += success;
-            row.ack_failed += failed;
-            row.transactions += transactions;
+        for (group, counts) in acks {
+            rows.entry(queues.get(&group).copied().unwrap_or(0)).or_default().add(&counts);
         }
         for (queue, (sum, samples)) in gathered.parked.drain() {
             let row = rows.entry(queue).or_default();
@@ -206,19 +209,7 @@ fn busiest(rows: HashMap<i32, QueueMinute>, max: usize) -> Vec<QueueMinute> {
         .iter()
         .chain(rows.extract_if(.., |row| row.queue == 0).collect::<Vec<_>>().iter())
     {
-        rest.push_requests += row.push_requests;
-        rest.push_messages += row.push_messages;
-        rest.pop_messages += row.pop_messages;
-        rest.pop_empty += row.pop_empty;
-        rest.ack_requests += row.ack_requests;
-        rest.ack_success += row.ack_success;
-        rest.ack_failed += row.ack_failed;
-        rest.transactions += row.transactions;
-        rest.lag_count += row.lag_count;
-        rest.lag_ms_sum += row.lag_ms_sum;
-        rest.lag_ms_max = rest.lag_ms_max.max(row.lag_ms_max);
-        rest.parked_sum += row.parked_sum;
-        rest.parked_samples = rest.parked_samples.max(row.parked_samples);
+        rest.add(row);
     }
     if rest != QueueMinute::default() {
         rows.push(rest);

@@ -173,6 +173,7 @@ impl Broker {
             queues: queues.clone(),
             ready: ready.clone(),
             peers: peers.clone(),
+            activity: activity.clone(),
             encryption: encryption.clone(),
             zstd_level: settings.zstd_level,
         };

@@ -218,7 +218,8 @@ impl Retention {
         if let Some(age) = self.settings.partition_age {
             loop {
                 let (seen, gone) = self.store.remove_empty_partitions(age, CLEANUP_PARTITIONS).await?;
-                counter!(names::RETENTION_PARTITIONS).increment(gone);
+                counter!(names::RETENTION_PARTITIONS).increment(gone.len() as u64);
+                gone.into_iter().for_each(|queue| self.activity.removed(queue, 1));
                 let more = seen == CLEANUP_PARTITIONS.unsigned_abs();
                 if !more || stop.is_cancelled() || !self.hold(held_until).await? {
                     break;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Store;
 use super::error::{StoreResult, Timed};
+use crate::ids::QueueId;
 
 /// Seconds that a partition which must stay is left alone.
 const LOOK_AGAIN_SECONDS: f64 = 3600.0;
@@ -13,11 +14,12 @@ pub const PARTITION_DELETED: &str = "__partition_deleted__";
 
 impl Store {
     /// Removes up to `partitions_max` partitions, with cursors and hashes, that were made and last written more than `age`
-    /// ago, hold no segment, and that nothing speaks for. Answers how many were looked at and how many went.
+    /// ago, hold no segment, and that nothing speaks for. Answers how many were looked at, and the
+    /// queue of each that went.
     ///
     /// The partition rows are locked first (a push that was faster is seen, a later one makes the partition anew), then
     /// the cursor rows, in the global order; what is locked by others stays.
-    pub async fn remove_empty_partitions(&self, age: Duration, partitions_max: i64) -> StoreResult<(u64, u64)> {
+    pub async fn remove_empty_partitions(&self, age: Duration, partitions_max: i64) -> StoreResult<(u64, Vec<QueueId>)> {
         let candidates: Vec<i64> = sqlx::query_scalar(
             "SELECT partition_id FROM queen.empty_partitions WHERE look_at <= statement_timestamp() \
              ORDER BY look_at LIMIT $1",
@@ -27,7 +29,7 @@ impl Store {
         .timed("finding due work")
         .await?;
         if candidates.is_empty() {
-            return Ok((0, 0));
+            return Ok((0, Vec::new()));
         }
         let mut tx = self.pool.begin().timed("begin of retention").await?;
         let locked: Vec<i64> = sqlx::query_scalar(
@@ -45,8 +47,8 @@ impl Store {
         .timed("locking partitions")
         .await?;
         // Only now, in a snapshot younger than the locks.
-        let gone: Vec<i64> = sqlx::query_scalar(
-            "SELECT p.id FROM queen.log_partitions p \
+        let gone: Vec<(i64, i32)> = sqlx::query_as(
+            "SELECT p.id, p.queue_id FROM queen.log_partitions p \
              CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => $2) AS at) cutoff \
              WHERE p.id = ANY($1) AND p.last_offset < p.log_start \
                AND p.created_at < cutoff.at AND p.last_write_at < cutoff.at \
@@ -62,6 +64,7 @@ impl Store {
         .fetch_all(&mut *tx)
         .timed("removing partitions")
         .await?;
+        let (gone, queues): (Vec<i64>, Vec<i32>) = gone.into_iter().unzip();
         sqlx::query(
             "INSERT INTO queen.retention_history (tenant, queue_id, partition_id, partitions, kind, messages) \
              SELECT q.tenant, q.id, p.id, 1, $2, 0 FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
@@ -101,6 +104,6 @@ impl Store {
         .timed("removing partitions")
         .await?;
         tx.commit().timed("commit of retention").await?;
-        Ok((candidates.len() as u64, gone.len() as u64))
+        Ok((candidates.len() as u64, queues.into_iter().map(QueueId).collect()))
     }
 }

@@ -25,11 +25,34 @@ pub struct QueueMinute {
     pub ack_success: i64,
     pub ack_failed: i64,
     pub transactions: i64,
+    pub conflated: i64,
+    pub partitions_deleted: i64,
     pub lag_count: i64,
     pub lag_ms_sum: i64,
     pub lag_ms_max: i64,
     pub parked_sum: i64,
     pub parked_samples: i64,
+}
+
+impl QueueMinute {
+    /// Adds what happened to other queues, or more of what happened to this one.
+    pub fn add(&mut self, other: &QueueMinute) {
+        self.push_requests += other.push_requests;
+        self.push_messages += other.push_messages;
+        self.pop_messages += other.pop_messages;
+        self.pop_empty += other.pop_empty;
+        self.ack_requests += other.ack_requests;
+        self.ack_success += other.ack_success;
+        self.ack_failed += other.ack_failed;
+        self.transactions += other.transactions;
+        self.conflated += other.conflated;
+        self.partitions_deleted += other.partitions_deleted;
+        self.lag_count += other.lag_count;
+        self.lag_ms_sum += other.lag_ms_sum;
+        self.lag_ms_max = self.lag_ms_max.max(other.lag_ms_max);
+        self.parked_sum += other.parked_sum;
+        self.parked_samples = self.parked_samples.max(other.parked_samples);
+    }
 }
 
 /// How one broker fared within one minute.
@@ -159,10 +182,10 @@ impl Store {
         sqlx::query(
             "INSERT INTO queen.queue_minutes AS m (bucket, broker, queue_id, push_requests, push_messages, pop_messages, \
                pop_empty, ack_requests, ack_success, ack_failed, transactions, lag_count, lag_ms_sum, lag_ms_max, \
-               parked_sum, parked_samples) \
+               parked_sum, parked_samples, conflated, partitions_deleted) \
              SELECT $1, $2, * FROM unnest($3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], \
                $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], \
-               $16::bigint[]) \
+               $16::bigint[], $17::bigint[], $18::bigint[]) \
              ON CONFLICT (bucket, queue_id, broker) DO UPDATE SET push_requests = m.push_requests + excluded.push_requests, \
                push_messages = m.push_messages + excluded.push_messages, \
                pop_messages = m.pop_messages + excluded.pop_messages, pop_empty = m.pop_empty + excluded.pop_empty, \
@@ -170,7 +193,9 @@ impl Store {
                ack_failed = m.ack_failed + excluded.ack_failed, transactions = m.transactions + excluded.transactions, \
                lag_count = m.lag_count + excluded.lag_count, lag_ms_sum = m.lag_ms_sum + excluded.lag_ms_sum, \
                lag_ms_max = greatest(m.lag_ms_max, excluded.lag_ms_max), \
-               parked_sum = m.parked_sum + excluded.parked_sum, parked_samples = m.parked_samples + excluded.parked_samples",
+               parked_sum = m.parked_sum + excluded.parked_sum, parked_samples = m.parked_samples + excluded.parked_samples, \
+               conflated = m.conflated + excluded.conflated, \
+               partitions_deleted = m.partitions_deleted + excluded.partitions_deleted",
         )
         .bind(bucket)
         .bind(broker)
@@ -188,6 +213,8 @@ impl Store {
         .bind(column(|q| q.lag_ms_max))
         .bind(column(|q| q.parked_sum))
         .bind(column(|q| q.parked_samples))
+        .bind(column(|q| q.conflated))
+        .bind(column(|q| q.partitions_deleted))
         .execute(&mut *tx)
         .timed("saving minutes")
         .await?;

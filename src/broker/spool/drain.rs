@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -13,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::record::{Record, Sealing};
 use super::writer::{Order, sync_dir};
 use super::{Spool, files};
+use crate::broker::activity::Activity;
 use crate::broker::append::{self, Segments};
 use crate::broker::encryption::Encryption;
 use crate::broker::error::BrokerResult;
@@ -55,6 +57,8 @@ pub struct Drain {
     pub ready: ReadyIndex,
     /// Whom to tell elsewhere.
     pub peers: Peers,
+    /// Hears of what was stored.
+    pub activity: Arc<Activity>,
     /// Payload encryption.
     pub encryption: Encryption,
     /// zstd level of segments.
@@ -234,6 +238,7 @@ impl Drain {
             let appended = [Appended { queue: options.id, partition: locked.id }];
             self.ready.appended(&appended);
             self.peers.landed(&appended);
+            self.activity.pushed(options.id, landed);
         }
         Ok(())
     }

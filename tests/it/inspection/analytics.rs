@@ -380,3 +380,47 @@ async fn old_buckets_are_purged() {
     .await;
     drop(broker);
 }
+
+/// §10.2, §10.5, §10.9: a transaction counts in the queue that it pushed to and in the one that it acknowledged in, with its
+/// messages; what a conflating group skipped is counted; lag is known of brokers too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_and_skipped_messages_are_counted() {
+    let (broker, _db) = hasty().await;
+    broker.push_ids("in", "p", ["a"]).await;
+    let popped = broker.pop(&Pop::queue("in").group("g").all()).await;
+    let message = &popped.messages[0];
+    let operations = json!([
+        { "type": "ack", "transactionId": message.transaction_id, "partitionId": message.partition_id,
+          "consumerGroup": "g", "leaseId": message.lease_id, "status": "completed" },
+        { "type": "push", "items": [{ "queue": "out", "partition": "p", "transactionId": "b", "payload": 1 }] },
+    ]);
+    let answer = broker.post_json("/api/v1/transaction", &json!({ "operations": operations })).await.expect(200).json();
+    assert_eq!(answer["success"], true, "{answer}");
+    broker.push_ids("last", "p", ["0", "1", "2"]).await;
+    let newest = Pop::queue("last").group("g").all().set("conflation", "true");
+    let popped = broker.pop(&newest).await;
+    assert_eq!(popped.ids(), ["2"]);
+    broker.ack("g", popped.items("completed")).await;
+    broker.push_ids("last", "p", ["3", "4"]).await;
+    assert_eq!(broker.pop(&newest.auto_ack()).await.ids(), ["4"]);
+
+    let rows = eventually_some(PATIENCE, async || {
+        let body = get(&broker, "analytics/workload?groupBy=queue").await;
+        (body["tenant"]["window"]["ackSuccess"] == 3).then_some(body["rows"].clone())
+    })
+    .await;
+    let window = |queue: &str| &rows.as_array().unwrap().iter().find(|row| row["key"] == queue).unwrap()["window"];
+    for (queue, transactions, pushed, conflated) in [("in", 1, 1, 0), ("out", 1, 1, 0), ("last", 0, 5, 3)] {
+        let window = window(queue);
+        assert_eq!(
+            (&window["transactions"], &window["pushMessages"], &window["conflated"]),
+            (&json!(transactions), &json!(pushed), &json!(conflated)),
+            "{queue}"
+        );
+    }
+    let workers = get(&broker, "analytics/worker-metrics").await;
+    let summary = &workers["summary"];
+    assert_eq!((&summary["transactions"], &summary["pushMessages"]), (&json!(1), &json!(7)), "{summary}");
+    let points = workers["timeSeries"].as_array().unwrap();
+    assert_eq!(points.iter().map(|point| point["lagCount"].as_i64().unwrap()).sum::<i64>(), 3);
+}
