@@ -167,11 +167,7 @@ impl Activity {
     }
 
     /// A transaction was committed that pushed to these queues and acknowledged for these groups, each named once.
-    pub fn transacted(
-        &self,
-        queues: impl IntoIterator<Item = QueueId>,
-        groups: impl IntoIterator<Item = GroupId>,
-    ) {
+    pub fn transacted(&self, queues: impl IntoIterator<Item = QueueId>, groups: impl IntoIterator<Item = GroupId>) {
         self.count(Count::Transactions, 1);
         for queue in queues {
             self.with_queue(queue, |activity| {
@@ -309,11 +305,7 @@ impl Broker {
     /// An automatic ack counts as an ack.
     fn note_automatic_acks(&self, answer: &PopAnswer) {
         for part in &answer.delivered {
-            let (group, claimed) = (part.span.group, &part.span.claimed);
-            self.activity.acked(group, part.hashes.len() as u64, 0);
-            if part.span.conflating {
-                self.activity.conflated(group, claimed.last.0 - claimed.committed.0 - 1);
-            }
+            self.activity.acked(part.span.group, part.hashes.len() as u64, 0);
         }
     }
 

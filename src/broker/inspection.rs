@@ -88,6 +88,13 @@ impl From<&QueueSummary> for Totals {
     }
 }
 
+impl From<&Overview> for Totals {
+    fn from(o: &Overview) -> Totals {
+        let Overview { total, pending, processing, dead_letters, completed, .. } = *o;
+        Totals { total, pending, processing, dead_letters, completed }
+    }
+}
+
 /// What a queue, or a group of it, owes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Depth {

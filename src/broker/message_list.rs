@@ -350,7 +350,7 @@ impl Broker {
         let partition = partition.parse().ok().and_then(|wire| self.ids().partition_of(wire));
         let Some(partition) = partition.filter(|_| !transaction.contains('\0')) else { return Ok(None) };
         let _turn = self.inspection.turn().await?;
-        let Some((_, place)) = self.store.message_place(partition).await? else { return Ok(None) };
+        let Some(place) = self.store.message_place(partition).await? else { return Ok(None) };
         let Some(queue) = self.inspection.find(&place.queue_name).await? else { return Ok(None) };
         let dead = self.store.letter_snapshot(partition, transaction).await?;
         let cursors: Arc<[PlaceCursor]> = self.store.place_cursors(&[partition]).await?.into();

@@ -3,13 +3,12 @@
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::extract::Query;
 use super::state::AppState;
-use crate::broker::group::parse_timestamp;
+use super::window::{label, time_range, window};
 use crate::broker::retention_report::{HistoryKey, HistoryQuery, HistorySums};
 
 /// What was deleted by which rule, in buckets of time and by label.
@@ -22,23 +21,20 @@ pub async fn report(State(state): State<AppState>, RawQuery(raw): RawQuery) -> R
         Some("task") => HistoryKey::Task,
         Some(_) => return Err(ApiError::BadRequest("bad groupBy".into())),
     };
-    let to = instant(&query, "to")?.unwrap_or_else(Utc::now);
-    let from = instant(&query, "from")?.unwrap_or_else(|| to - TimeDelta::hours(1));
-    let asked = HistoryQuery { from, to, queue: query.name("queue")?.map(str::to_owned) };
+    let window = window(&query)?;
+    let queue = query.name("queue")?.map(str::to_owned);
+    let asked = HistoryQuery { from: window.from, to: window.to, minutes: window.minutes, queue };
     let report = state.broker()?.retention_report(&asked, key).await?;
     let mut totals = HistorySums { messages: [0; 3], events: 0 };
     for (_, sums) in &report.buckets {
         totals.events += sums.events;
         totals.messages.iter_mut().zip(sums.messages).for_each(|(total, messages)| *total += messages);
     }
-    let series: Vec<Value> = report
-        .buckets
-        .iter()
-        .map(|(at, sums)| with(json!({ "bucket": at.to_rfc3339_opts(SecondsFormat::Secs, true) }), sums))
-        .collect();
+    let series: Vec<Value> =
+        report.buckets.iter().map(|(at, sums)| with(json!({ "bucket": label(*at) }), sums)).collect();
     let mut body = json!({
-        "timeRange": { "from": milliseconds(from), "to": milliseconds(to) },
-        "bucketMinutes": report.bucket_minutes,
+        "timeRange": time_range(&window),
+        "bucketMinutes": window.minutes,
         "series": series,
         "totals": with(json!({}), &totals),
     });
@@ -58,14 +54,4 @@ fn with(mut row: Value, sums: &HistorySums) -> Value {
     row["totalMsgs"] = (completed + aged + evicted).into();
     row["eventCount"] = sums.events.into();
     row
-}
-
-fn milliseconds(at: DateTime<Utc>) -> String {
-    at.to_rfc3339_opts(SecondsFormat::Millis, true)
-}
-
-fn instant(query: &Query, key: &str) -> Result<Option<DateTime<Utc>>, ApiError> {
-    let Some(text) = query.text(key) else { return Ok(None) };
-    let wrong = || ApiError::BadRequest(format!("{key} must be a timestamp, got {text:?}"));
-    parse_timestamp(text).map(Some).ok_or_else(wrong)
 }

@@ -11,11 +11,12 @@ use serde_json::{Map, Value, json};
 use super::error::ApiError;
 use super::extract::Query;
 use super::json::instant;
+use super::resources::counts;
 use super::state::AppState;
 use super::status::filter;
 use super::window::{label, mean, per_second, round2, time_range, window};
 use crate::broker::analytics::{BrokerPoint, Operations, QueuePoint, Window};
-use crate::broker::inspection::{Inspection, QueueFilter, QueueSummary, Totals};
+use crate::broker::inspection::{Inspection, QueueFilter, QueueSummary};
 
 /// Queues that `status` lists, those with the most pending messages.
 const QUEUES_LISTED_MAX: usize = 1_000;
@@ -28,8 +29,10 @@ fn by_bucket(points: &[BrokerPoint]) -> BTreeMap<DateTime<Utc>, Vec<&BrokerPoint
     buckets
 }
 
-fn sum_of(points: &[&BrokerPoint], value: fn(&Operations) -> i64) -> i64 {
-    points.iter().map(|point| value(&point.totals)).sum()
+fn sum_of<'a>(points: impl IntoIterator<Item = &'a &'a BrokerPoint>) -> Operations {
+    let mut sums = Operations::default();
+    points.into_iter().for_each(|point| sums.add(&point.totals));
+    sums
 }
 
 /// Sum over brokers of the average of a gauge.
@@ -81,7 +84,8 @@ pub async fn status(State(state): State<AppState>, RawQuery(raw): RawQuery) -> R
     let mut queues = inspection.queues(&filter, true, i64::MAX, 0).await?;
     queues.sort_by(|a, b| b.pending.cmp(&a.pending).then_with(|| a.name.cmp(&b.name)));
     queues.truncate(QUEUES_LISTED_MAX);
-    let total = |value: fn(&Operations) -> i64| brokers.iter().map(|point| value(&point.totals)).sum::<i64>();
+    let mut sums = Operations::default();
+    brokers.iter().for_each(|point| sums.add(&point.totals));
     let reasons = if overview.dead_letters > 0 { inspection.top_reasons().await? } else { Vec::new() };
     let reasons: Vec<Value> =
         reasons.into_iter().map(|(error, count)| json!({"error": error, "count": count})).collect();
@@ -93,14 +97,7 @@ pub async fn status(State(state): State<AppState>, RawQuery(raw): RawQuery) -> R
         "throughput": throughput,
         "workers": workers(&brokers),
         "queues": queues.iter().map(|queue| queue_row(queue, inspection)).collect::<Vec<_>>(),
-        "messages": {
-            "total": overview.total,
-            "pending": overview.pending,
-            "processing": overview.processing,
-            "completed": overview.completed,
-            "failed": null,
-            "deadLetter": overview.dead_letters,
-        },
+        "messages": counts((&overview).into()),
         "leases": {"active": overview.leases, "partitionsWithLeases": overview.leased_partitions},
         "deadLetterQueue": {
             "totalMessages": overview.dead_letters,
@@ -109,16 +106,15 @@ pub async fn status(State(state): State<AppState>, RawQuery(raw): RawQuery) -> R
             "topErrors": reasons,
         },
         "errors": {
-            "dbErrors": total(|t| t.db_errors),
-            "ackFailed": total(|t| t.ack_failed),
-            "dlqCount": total(|t| t.dead_letters),
+            "dbErrors": sums.db_errors,
+            "ackFailed": sums.ack_failed,
+            "dlqCount": sums.dead_letters,
         },
     }))
     .into_response())
 }
 
 fn queue_row(queue: &QueueSummary, inspection: &Inspection) -> Value {
-    let totals = Totals::from(queue);
     json!({
         "id": inspection.ids().queue(queue.id),
         "name": queue.name,
@@ -126,7 +122,7 @@ fn queue_row(queue: &QueueSummary, inspection: &Inspection) -> Value {
         "task": queue.task,
         "partitions": queue.partitions,
         "totalConsumed": queue.consumed,
-        "messages": super::resources::counts(totals),
+        "messages": counts(queue.into()),
     })
 }
 
@@ -143,11 +139,10 @@ fn throughput(window: &Window, brokers: &[BrokerPoint], queues: Option<&[QueuePo
     let row = |(bucket, points): (&DateTime<Utc>, &Vec<&BrokerPoint>)| {
         let (push, pop, ack) = match queues {
             Some(_) => traffic.get(bucket).copied().unwrap_or_default(),
-            None => (
-                sum_of(points, |t| t.push_messages),
-                sum_of(points, |t| t.pop_messages),
-                sum_of(points, |t| t.ack_success + t.ack_failed),
-            ),
+            None => {
+                let sums = sum_of(points);
+                (sums.push_messages, sums.pop_messages, sums.acks())
+            }
         };
         let (lag, _) = loop_lag(points);
         json!({
@@ -245,12 +240,14 @@ pub async fn worker_metrics(State(state): State<AppState>, RawQuery(raw): RawQue
         })
         .collect();
     let series: Vec<Value> = by_bucket(&points).iter().map(|(at, points)| worker_point(*at, points, &window)).collect();
-    let lifetime = operations(&inspection.lifetime().await?);
+    let lifetime = inspection.lifetime().await?;
+    let mut summary = operations(&lifetime);
+    summary.insert("transactions".to_owned(), lifetime.transactions.into());
     Ok(Json(json!({
         "timeRange": time_range(&window),
         "bucketMinutes": window.minutes,
         "pointCount": series.len(),
-        "summary": lifetime,
+        "summary": summary,
         "timeSeries": series,
         "workers": workers(&points),
         "queues": queues,
@@ -263,13 +260,12 @@ fn operations(t: &Operations) -> Map<String, Value> {
     for (key, value) in [
         ("pushMessages", t.push_messages),
         ("popMessages", t.pop_messages),
-        ("ackMessages", t.ack_success + t.ack_failed),
+        ("ackMessages", t.acks()),
         ("pushRequests", t.push_requests),
         ("popRequests", t.pop_requests),
         ("ackRequests", t.ack_requests),
         ("ackSuccess", t.ack_success),
         ("ackFailed", t.ack_failed),
-        ("transactions", t.transactions),
         ("dlqCount", t.dead_letters),
         ("dbErrors", t.db_errors),
     ] {
@@ -279,41 +275,33 @@ fn operations(t: &Operations) -> Map<String, Value> {
 }
 
 fn worker_point(at: DateTime<Utc>, points: &[&BrokerPoint], window: &Window) -> Value {
-    let sum = |value: fn(&Operations) -> i64| sum_of(points, value);
-    let acks = sum(|t| t.ack_success + t.ack_failed);
+    let sums = sum_of(points);
     let (lag_avg, lag_max) = loop_lag(points);
     let lag_count: i64 = points.iter().map(|p| p.lag_count).sum();
     let lag_sum: i64 = points.iter().map(|p| p.lag_ms_sum).sum();
     let waiting = points.iter().map(|p| p.waiting_max).max().unwrap_or(0);
     let idle_min = points.iter().filter_map(|p| p.pool_idle.get(1)).fold(f64::INFINITY, |a, b| a.min(*b));
-    json!({
-        "timestamp": label(at),
-        "pushMessages": sum(|t| t.push_messages),
-        "popMessages": sum(|t| t.pop_messages),
-        "ackMessages": acks,
-        "pushRequests": sum(|t| t.push_requests),
-        "popRequests": sum(|t| t.pop_requests),
-        "ackRequests": sum(|t| t.ack_requests),
-        "ackSuccess": sum(|t| t.ack_success),
-        "ackFailed": sum(|t| t.ack_failed),
-        "dlqCount": sum(|t| t.dead_letters),
-        "dbErrors": sum(|t| t.db_errors),
-        "pushPerSecond": per_second(sum(|t| t.push_messages), window),
-        "popPerSecond": per_second(sum(|t| t.pop_messages), window),
-        "ackPerSecond": per_second(acks, window),
-        "avgEventLoopLagMs": lag_avg,
-        "maxEventLoopLagMs": lag_max,
-        "avgLagMs": mean(lag_sum, lag_count),
-        "maxLagMs": (lag_count > 0).then(|| points.iter().map(|p| p.lag_ms_max).max()),
-        "lagCount": lag_count,
-        "dbConnections": round2(gauge(points, |p| &p.pool_active)),
-        "avgFreeSlots": round2(gauge(points, |p| &p.pool_idle)),
-        "minFreeSlots": if idle_min.is_finite() { idle_min } else { 0.0 },
-        "jobsDone": sum(|t| t.push_requests),
-        "avgJobQueueSize": waiting,
-        "maxJobQueueSize": waiting,
-        "backoffSize": 0,
-    })
+    let mut point = operations(&sums);
+    let others = [
+        ("timestamp", json!(label(at))),
+        ("pushPerSecond", per_second(sums.push_messages, window).into()),
+        ("popPerSecond", per_second(sums.pop_messages, window).into()),
+        ("ackPerSecond", per_second(sums.acks(), window).into()),
+        ("avgEventLoopLagMs", lag_avg.into()),
+        ("maxEventLoopLagMs", lag_max.into()),
+        ("avgLagMs", mean(lag_sum, lag_count).into()),
+        ("maxLagMs", points.iter().map(|p| p.lag_ms_max).max().filter(|_| lag_count > 0).into()),
+        ("lagCount", lag_count.into()),
+        ("dbConnections", round2(gauge(points, |p| &p.pool_active)).into()),
+        ("avgFreeSlots", round2(gauge(points, |p| &p.pool_idle)).into()),
+        ("minFreeSlots", if idle_min.is_finite() { idle_min } else { 0.0 }.into()),
+        ("jobsDone", sums.push_requests.into()),
+        ("avgJobQueueSize", waiting.into()),
+        ("maxJobQueueSize", waiting.into()),
+        ("backoffSize", 0.into()),
+    ];
+    point.extend(others.map(|(key, value)| (key.to_owned(), value)));
+    point.into()
 }
 
 /// `GET /api/v1/analytics/postgres-stats`.

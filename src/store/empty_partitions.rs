@@ -19,7 +19,11 @@ impl Store {
     ///
     /// The partition rows are locked first (a push that was faster is seen, a later one makes the partition anew), then
     /// the cursor rows, in the global order; what is locked by others stays.
-    pub async fn remove_empty_partitions(&self, age: Duration, partitions_max: i64) -> StoreResult<(u64, Vec<QueueId>)> {
+    pub async fn remove_empty_partitions(
+        &self,
+        age: Duration,
+        partitions_max: i64,
+    ) -> StoreResult<(u64, Vec<QueueId>)> {
         let candidates: Vec<i64> = sqlx::query_scalar(
             "SELECT partition_id FROM queen.empty_partitions WHERE look_at <= statement_timestamp() \
              ORDER BY look_at LIMIT $1",

@@ -5,6 +5,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::Store;
+use super::backlog::{owed_by_partition, page_of_partitions};
 use super::error::{During, StoreResult, Timed};
 use crate::ids::{PartitionId, QueueId};
 
@@ -262,7 +263,7 @@ impl Store {
         after: Option<&str>,
         limit: i64,
     ) -> StoreResult<Vec<PartitionDetail>> {
-        let rows = sqlx::query(
+        let rows = sqlx::query(concat!(
             "SELECT p.id, p.name, p.created_at, p.last_offset - p.log_start + 1 AS total, w.pending, \
                least(c.leased, w.pending)::bigint AS processing, c.consumed, c.last_lease_at, \
                (SELECT count(*) FROM queen.dead_letters d WHERE d.partition_id = p.id) AS dead_letters, \
@@ -270,18 +271,14 @@ impl Store {
                 ORDER BY s.base_offset LIMIT 1) AS oldest_at, \
                (SELECT s.created_at FROM queen.log_segments s WHERE s.partition_id = p.id AND s.base_offset >= p.log_start \
                 ORDER BY s.base_offset DESC LIMIT 1) AS newest_at \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
-                   ORDER BY name LIMIT $3) p \
-             LEFT JOIN LATERAL ( \
-               SELECT min(c.committed) AS worst, max(c.lease_acquired_at) AS last_lease_at, \
-                 coalesce(sum(greatest(c.batch_end - c.committed, 0)) FILTER (WHERE c.worker_id IS NOT NULL \
-                   AND c.lease_expires_at > statement_timestamp()), 0) AS leased, \
-                 coalesce(sum(c.total_consumed), 0)::bigint AS consumed \
-               FROM queen.log_consumers c WHERE c.partition_id = p.id) c ON true \
-             LEFT JOIN LATERAL (SELECT greatest(p.last_offset - greatest(coalesce(c.worst, -1), p.log_start - 1), 0) \
-               AS pending) w ON true \
-             ORDER BY p.name",
-        )
+             FROM ",
+            page_of_partitions!(),
+            owed_by_partition!(
+                ", max(c.lease_acquired_at) AS last_lease_at, coalesce(sum(c.total_consumed), 0)::bigint AS consumed",
+                ""
+            ),
+            "ORDER BY p.name",
+        ))
         .bind(queue.0)
         .bind(after)
         .bind(limit)
@@ -314,19 +311,12 @@ impl Store {
         after: Option<&str>,
         limit: i64,
     ) -> StoreResult<Vec<PartitionDepth>> {
-        let rows = sqlx::query(
-            "SELECT p.name, w.pending, least(c.leased, w.pending)::bigint AS processing \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
-                   ORDER BY name LIMIT $3) p \
-             LEFT JOIN LATERAL ( \
-               SELECT min(c.committed) AS worst, \
-                 coalesce(sum(greatest(c.batch_end - c.committed, 0)) FILTER (WHERE c.worker_id IS NOT NULL \
-                   AND c.lease_expires_at > statement_timestamp()), 0) AS leased \
-               FROM queen.log_consumers c WHERE c.partition_id = p.id AND ($4 OR c.group_id = $5)) c ON true \
-             LEFT JOIN LATERAL (SELECT greatest(p.last_offset - greatest(coalesce(c.worst, -1), p.log_start - 1), 0) \
-               AS pending) w ON true \
-             ORDER BY p.name",
-        )
+        let rows = sqlx::query(concat!(
+            "SELECT p.name, w.pending, least(c.leased, w.pending)::bigint AS processing FROM ",
+            page_of_partitions!(),
+            owed_by_partition!("", " AND ($4 OR c.group_id = $5)"),
+            "ORDER BY p.name",
+        ))
         .bind(queue.0)
         .bind(after)
         .bind(limit)

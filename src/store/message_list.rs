@@ -3,10 +3,11 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 
 use super::Store;
 use super::error::{During, StoreResult, Timed};
-use crate::ids::{Offset, PartitionId, QueueId, TransactionHash};
+use crate::ids::{Offset, PartitionId, TransactionHash};
 
 /// A partition that may hold recent messages, with what its messages show.
 #[derive(Clone, Debug)]
@@ -151,20 +152,7 @@ impl Store {
         .fetch_all(&self.pool)
         .timed("finding recent partitions")
         .await?;
-        rows.iter()
-            .map(|row| {
-                Ok(MessagePlace {
-                    partition: PartitionId(row.try_get("id")?),
-                    partition_name: row.try_get("name")?,
-                    queue_name: row.try_get("queue_name")?,
-                    namespace: row.try_get("namespace")?,
-                    task: row.try_get("task")?,
-                    priority: row.try_get("priority")?,
-                    last_write_at: row.try_get("last_write_at")?,
-                })
-            })
-            .collect::<Result<_, _>>()
-            .during("finding recent partitions")
+        rows.iter().map(place_of).collect::<Result<_, _>>().during("finding recent partitions")
     }
 
     /// The newest hash rows of each partition inside a window, newest first, out of the newest `rows_max` of each.
@@ -318,9 +306,9 @@ impl Store {
     }
 
     /// Where a partition's messages are shown as; `None` if it does not exist.
-    pub async fn message_place(&self, partition: PartitionId) -> StoreResult<Option<(QueueId, MessagePlace)>> {
+    pub async fn message_place(&self, partition: PartitionId) -> StoreResult<Option<MessagePlace>> {
         let row = sqlx::query(
-            "SELECT p.id, p.name, q.id AS queue_id, q.name AS queue_name, q.namespace, q.task, q.priority, p.last_write_at \
+            "SELECT p.id, p.name, q.name AS queue_name, q.namespace, q.task, q.priority, p.last_write_at \
              FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
              WHERE p.id = $1 AND q.tenant = queen.default_tenant()",
         )
@@ -328,19 +316,18 @@ impl Store {
         .fetch_optional(&self.pool)
         .timed("finding a message")
         .await?;
-        let Some(row) = row else { return Ok(None) };
-        let read = || {
-            let place = MessagePlace {
-                partition: PartitionId(row.try_get("id")?),
-                partition_name: row.try_get("name")?,
-                queue_name: row.try_get("queue_name")?,
-                namespace: row.try_get("namespace")?,
-                task: row.try_get("task")?,
-                priority: row.try_get("priority")?,
-                last_write_at: row.try_get("last_write_at")?,
-            };
-            Ok(Some((QueueId(row.try_get("queue_id")?), place)))
-        };
-        read().during("finding a message")
+        row.as_ref().map(place_of).transpose().during("finding a message")
     }
+}
+
+fn place_of(row: &PgRow) -> Result<MessagePlace, sqlx::Error> {
+    Ok(MessagePlace {
+        partition: PartitionId(row.try_get("id")?),
+        partition_name: row.try_get("name")?,
+        queue_name: row.try_get("queue_name")?,
+        namespace: row.try_get("namespace")?,
+        task: row.try_get("task")?,
+        priority: row.try_get("priority")?,
+        last_write_at: row.try_get("last_write_at")?,
+    })
 }

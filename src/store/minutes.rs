@@ -93,6 +93,27 @@ pub struct Operations {
     pub db_errors: i64,
 }
 
+impl Operations {
+    /// Adds those of other brokers or buckets.
+    pub fn add(&mut self, other: &Operations) {
+        self.push_requests += other.push_requests;
+        self.push_messages += other.push_messages;
+        self.pop_requests += other.pop_requests;
+        self.pop_messages += other.pop_messages;
+        self.ack_requests += other.ack_requests;
+        self.ack_success += other.ack_success;
+        self.ack_failed += other.ack_failed;
+        self.transactions += other.transactions;
+        self.dead_letters += other.dead_letters;
+        self.db_errors += other.db_errors;
+    }
+
+    /// Items of acks, whatever came of them.
+    pub fn acks(&self) -> i64 {
+        self.ack_success + self.ack_failed
+    }
+}
+
 /// A time range and the length of its buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {

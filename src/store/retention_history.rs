@@ -26,6 +26,8 @@ pub struct HistoryQuery {
     pub from: DateTime<Utc>,
     /// End, exclusive.
     pub to: DateTime<Utc>,
+    /// Minutes per bucket.
+    pub minutes: i32,
     /// One queue only.
     pub queue: Option<String>,
 }
@@ -75,16 +77,12 @@ const KEYS: &str = concat!(
 
 impl Store {
     /// The history in buckets of some minutes, oldest first; buckets without a deletion are left out.
-    pub async fn retention_buckets(
-        &self,
-        query: &HistoryQuery,
-        bucket_minutes: i64,
-    ) -> StoreResult<Vec<(DateTime<Utc>, HistorySums)>> {
+    pub async fn retention_buckets(&self, query: &HistoryQuery) -> StoreResult<Vec<(DateTime<Utc>, HistorySums)>> {
         let rows = sqlx::query(BUCKETS)
             .bind(query.from)
             .bind(query.to)
             .bind(&query.queue)
-            .bind(bucket_minutes)
+            .bind(query.minutes)
             .fetch_all(&self.pool)
             .timed("deletion history")
             .await?;

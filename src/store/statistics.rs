@@ -5,6 +5,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::Store;
+use super::backlog::{live, owed_by_partition, page_of_partitions};
 use super::error::{During, StoreResult, Timed};
 use crate::ids::QueueId;
 
@@ -95,7 +96,7 @@ pub struct Turn {
 /// Per partition: what it holds, what it owes, who has it leased. Two index probes; a third where something is pending.
 /// The placeholder names the partitions.
 macro_rules! sums_over {
-    ($head:literal, $partitions:literal, $tail:literal) => {
+    ($head:literal, $partitions:expr, $tail:literal) => {
         concat!(
             $head,
             "count(p.id) AS partitions, coalesce(sum(p.last_offset + 1), 0)::bigint AS appended, \
@@ -105,17 +106,15 @@ macro_rules! sums_over {
              coalesce(sum(c.consumed), 0)::bigint AS consumed, min(s.created_at) AS oldest_pending_at, \
              max(p.last_write_at) FILTER (WHERE p.last_offset >= 0) AS last_write_at, max(p.name) AS last ",
             $partitions,
-            " LEFT JOIN LATERAL ( \
-               SELECT min(c.committed) AS worst, \
-                 coalesce(sum(greatest(c.batch_end - c.committed, 0)) FILTER (WHERE c.worker_id IS NOT NULL \
-                   AND c.lease_expires_at > statement_timestamp()), 0) AS leased, \
-                 count(*) FILTER (WHERE c.worker_id IS NOT NULL AND c.lease_expires_at > statement_timestamp()) AS leases, \
-                 coalesce(sum(c.total_consumed), 0) AS consumed \
-               FROM queen.log_consumers c WHERE c.partition_id = p.id) c ON true \
-             LEFT JOIN LATERAL ( \
-               SELECT greatest(coalesce(c.worst, -1), p.log_start - 1) AS done, \
-                 greatest(p.last_offset - greatest(coalesce(c.worst, -1), p.log_start - 1), 0) AS pending) w ON true \
-             LEFT JOIN LATERAL ( \
+            owed_by_partition!(
+                concat!(
+                    ", count(*) FILTER (WHERE ",
+                    live!(),
+                    ") AS leases, coalesce(sum(c.total_consumed), 0) AS consumed"
+                ),
+                ""
+            ),
+            "LEFT JOIN LATERAL ( \
                SELECT s.created_at FROM queen.log_segments s \
                WHERE w.pending > 0 AND s.partition_id = p.id AND s.base_offset <= w.done + 1 \
                ORDER BY s.base_offset DESC LIMIT 1) s ON true ",
@@ -133,7 +132,7 @@ impl Store {
                (SELECT count(*) FROM queen.dead_letters d WHERE d.queue_id = u.queue_id) AS dead_letters, ",
             "FROM unnest($1::int[]) AS u (queue_id) \
              LEFT JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.queue_id = u.queue_id \
-               ORDER BY p.name LIMIT $2) p ON true",
+               ORDER BY p.name LIMIT $2) p ON true ",
             "GROUP BY u.queue_id"
         ))
         .bind(ids)
@@ -157,18 +156,13 @@ impl Store {
 
     /// The sums of one page of a queue's partitions in name order after `after`.
     pub async fn sum_page(&self, queue: QueueId, after: Option<&str>, limit: i64) -> StoreResult<Page> {
-        let row = sqlx::query(sums_over!(
-            "SELECT ",
-            "FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
-                   ORDER BY name LIMIT $3) p",
-            ""
-        ))
-        .bind(queue.0)
-        .bind(after)
-        .bind(limit)
-        .fetch_one(&self.pool)
-        .timed("summing a queue")
-        .await?;
+        let row = sqlx::query(sums_over!("SELECT ", concat!("FROM ", page_of_partitions!()), ""))
+            .bind(queue.0)
+            .bind(after)
+            .bind(limit)
+            .fetch_one(&self.pool)
+            .timed("summing a queue")
+            .await?;
         let read = || Ok(Page { sums: sums_of(&row)?, last: row.try_get("last")? });
         read().during("summing a queue")
     }
@@ -294,16 +288,16 @@ impl Store {
         after: Option<&str>,
         limit: i64,
     ) -> StoreResult<(Sizes, Option<String>)> {
-        let row = sqlx::query(
+        let row = sqlx::query(concat!(
             "SELECT coalesce(sum(p.last_offset + 1), 0)::bigint AS appended, \
                coalesce(sum(p.log_start), 0)::bigint AS evicted, coalesce(sum(s.segments), 0)::bigint AS segments, \
                coalesce(sum(s.messages), 0)::bigint AS messages, coalesce(sum(s.bytes), 0)::bigint AS bytes, \
                max(p.name) AS last \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($2, '') AND name IS DISTINCT FROM $2 \
-                   ORDER BY name LIMIT $3) p \
-             LEFT JOIN LATERAL (SELECT count(*) AS segments, sum(s.message_count) AS messages, \
+             FROM ",
+            page_of_partitions!(),
+            "LEFT JOIN LATERAL (SELECT count(*) AS segments, sum(s.message_count) AS messages, \
                sum(octet_length(s.frames)) AS bytes FROM queen.log_segments s WHERE s.partition_id = p.id) s ON true",
-        )
+        ))
         .bind(queue.0)
         .bind(after)
         .bind(limit)
