@@ -133,8 +133,10 @@ impl ReadyIndex {
     /// Takes up to `count` candidates, walking on through the queue's partitions while there are none.
     pub async fn take(&self, group: &Arc<ReadyGroup>, count: usize) -> BrokerResult<Taken<'_>> {
         loop {
+            // Asked before looking: the walk may find its last partitions and end between the two.
+            let seeded = group.seeded.load(Ordering::Acquire);
             let partitions = group.state().take(count);
-            if !partitions.is_empty() || group.seeded.load(Ordering::Acquire) {
+            if !partitions.is_empty() || seeded {
                 return Ok(Taken { index: self, group: group.clone(), partitions });
             }
             self.seed_page(group).await?;

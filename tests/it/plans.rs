@@ -34,8 +34,8 @@ async fn plans_of_empty_tables_stay_linear_when_the_tables_have_grown() {
         let acks = broker.ack("g", popped.items("completed")).await;
         assert!(acks.iter().all(|result| result.success), "{acks:?}");
     }
-    // A connection reports what it has read at the latest when it ends.
     let db = broker.stop_keeping_the_database().await;
+    db.disconnect_all().await;
     let read: Vec<(String, i64)> = sqlx::query_as(
         "SELECT indexrelname::text, idx_tup_read FROM pg_stat_user_indexes \
          WHERE schemaname = 'queen' AND relname = ANY ($1) ORDER BY 2 DESC",

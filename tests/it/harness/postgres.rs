@@ -64,6 +64,8 @@ impl Database {
             Some(name) => {
                 alone_in(&name).await;
                 let database = Database::open(name, true).await;
+                // With what its former users read, no test could say what its own broker reads.
+                database.pool.execute("SELECT pg_stat_reset()").await.unwrap();
                 database.pool.execute(EMPTY).await.unwrap();
                 database
             }
@@ -101,6 +103,11 @@ impl Database {
     /// Its URL by way of another address.
     pub fn url_at(&self, address: SocketAddr) -> String {
         Server::of_this_run().url_at(&self.name, address)
+    }
+
+    /// Ends every connection to it. A connection reports what it has read at the latest when it ends.
+    pub async fn disconnect_all(&self) {
+        alone_in(&self.name).await;
     }
 
     /// Runs one statement.
