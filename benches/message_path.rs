@@ -17,7 +17,7 @@ use regent::broker::Broker;
 use regent::broker::append::Writing;
 use regent::broker::dedup::{DedupBudget, DedupMemory};
 use regent::broker::group::Subscription;
-use regent::broker::pop::{Policy, PopAnswer, PopRequest, Scope};
+use regent::broker::pop::{Delegated, Policy, PopAnswer, PopRequest, Scope, Sizes};
 use regent::broker::push::{Packed, PushItem};
 use regent::broker::push_flush::{by_partition, flush};
 use regent::broker::push_fusion::PushJob;
@@ -199,8 +199,8 @@ fn rendering(c: &mut Criterion, rig: &Rig) {
     let request = PopRequest {
         scope: Scope::Queue("rendered".into()),
         group: "billing".into(),
-        batch: 1000,
-        partitions: Some(10),
+        sizes: Sizes { batch: 1000, partitions: Some(10) },
+        delegated: Delegated::default(),
         auto_ack: false,
         wait: false,
         timeout: Duration::from_secs(5),
@@ -211,7 +211,7 @@ fn rendering(c: &mut Criterion, rig: &Rig) {
     let answer = rig.runtime.block_on(popped(broker, &request));
     assert_eq!(answer.delivered.iter().map(|part| part.hashes.len()).sum::<usize>(), 1000);
     c.bench_function("render of a pop answer of 1000 messages of 10 partitions", |b| {
-        b.iter(|| render(broker, &request, black_box(&answer), Policy::default()));
+        b.iter(|| render(broker, &request, black_box(&answer), Policy::default(), None));
     });
 }
 

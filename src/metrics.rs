@@ -124,6 +124,9 @@ metrics! {
     POP_CLAIMING = Gauge "regent_pop_claiming", "autoAck pops that have their turn to claim and read.";
     POP_WAITING = Gauge "regent_pop_waiting", "Pops that wait for their turn to claim.";
     PARTITIONS_SEEDED = Counter "regent_ready_partitions_walked_total", "Partitions that the walk of a newly popped group looked at.";
+    AUTOPILOT_LANES = Gauge "regent_pop_autopilot_lanes", "Groups whose pops leave their width to the broker.";
+    AUTOPILOT_CHANGES = Counter "regent_pop_autopilot_changes_total" ["direction" AUTOPILOT_DIRECTIONS], "Changes of the width of such a group.";
+    AUTOPILOT_WIDTH = Histogram(COUNTS) "regent_pop_autopilot_width", "Width of such a group at each look of a pop that found something ready.";
     READY_ENTRIES = Gauge "regent_ready_entries", "Partitions in the ready index, once per group.";
     READY_GROUPS = Gauge "regent_ready_groups", "Groups that are popped here.";
     READY_DEADLINES = Gauge "regent_ready_deadlines", "Held partitions with an instant at which they are looked at again.";

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use crate::broker::ack::AckSettings;
+use crate::broker::autopilot::{AutopilotMode, AutopilotSettings};
 use crate::broker::retention::RetentionSettings;
 use crate::broker::settings::{BrokerSettings, DefaultSubscription, StatisticsSettings};
 use crate::broker::spool::SpoolSettings;
+use crate::broker::sweep_width::Pace;
 use crate::broker::transaction::TransactionSettings;
-use crate::config::{Config, SubscriptionMode};
+use crate::config::{Config, PopAutopilot, SubscriptionMode};
 
 /// The limits and switches of the domain, from the configuration.
 pub(super) fn broker_settings(config: &Config) -> BrokerSettings {
@@ -29,11 +31,30 @@ pub(super) fn broker_settings(config: &Config) -> BrokerSettings {
             SubscriptionMode::New => DefaultSubscription::New,
             SubscriptionMode::All => DefaultSubscription::All,
         },
+        autopilot: autopilot_settings(config),
         ack: ack_settings(config),
         statistics: statistics_settings(config),
         transaction: transaction_settings(config),
         retention: retention_settings(config),
         encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),
+    }
+}
+
+fn autopilot_settings(config: &Config) -> AutopilotSettings {
+    let set = &config.pop.autopilot;
+    AutopilotSettings {
+        mode: match set.mode {
+            PopAutopilot::On => AutopilotMode::On,
+            PopAutopilot::Shadow => AutopilotMode::Shadow,
+            PopAutopilot::Off => AutopilotMode::Off,
+        },
+        batch: i64::from(set.batch),
+        pace: Pace {
+            target_age: Duration::from_secs_f64(set.target_age_ms / 1e3),
+            dwell: Duration::from_millis(set.dwell_ms),
+            dwell_pops: set.dwell_pops,
+        },
+        lanes_max: set.lanes_max,
     }
 }
 

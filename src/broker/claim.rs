@@ -75,8 +75,9 @@ pub struct Claims<'a> {
 }
 
 impl Claims<'_> {
-    /// The transaction of an `autoAck` pop has committed. Dropped without this, its candidates are ready again.
-    pub fn committed(&mut self) {
+    /// The transaction of an `autoAck` pop has committed, or moved nothing. Dropped without this, its candidates are ready
+    /// again.
+    pub fn settle(&mut self) {
         for (mut taken, verdicts) in self.held.drain(..) {
             for (partition, verdict) in verdicts {
                 taken.settle(partition, verdict);

@@ -10,7 +10,6 @@ use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::error::{BrokerError, BrokerResult};
-use super::pop::overloaded;
 
 /// What is done with a batch.
 pub trait Batch: Send + Sync + 'static {
@@ -81,7 +80,7 @@ impl<B: Batch> Coalescer<B> {
     /// Takes a job in, or refuses it when too many wait. Never waits.
     pub fn submit(&self, job: B::Job) -> BrokerResult<()> {
         self.inner.intake.try_send(job).map_err(|error| match error {
-            TrySendError::Full(_) => overloaded(B::OVERLOADED, 1),
+            TrySendError::Full(_) => BrokerError::overloaded(B::OVERLOADED, 1),
             TrySendError::Closed(_) => BrokerError::Stopping,
         })
     }

@@ -37,6 +37,13 @@ pub enum BrokerError {
     Stopping,
 }
 
+impl BrokerError {
+    /// A bounded queue is full; the client may try again after so many seconds.
+    pub fn overloaded(what: &'static str, retry_after_seconds: u32) -> BrokerError {
+        BrokerError::Overloaded { what, retry_after_seconds }
+    }
+}
+
 impl From<StoreError> for BrokerError {
     fn from(error: StoreError) -> BrokerError {
         BrokerError::from(Arc::new(error))

@@ -29,6 +29,8 @@ pub struct Figures {
     pub pops_waiting: usize,
     /// `autoAck` pops that claim and read.
     pub pops_claiming: usize,
+    /// Groups with an autopilot.
+    pub autopilot_lanes: usize,
     /// Partitions in the ready index.
     pub ready_entries: usize,
     /// Groups in the ready index.
@@ -64,6 +66,7 @@ impl Broker {
             segment_cache_bytes: self.pop.reads.cached_bytes(),
             pops_waiting: parking.waiting() + self.pop.claim_fusion.waiting() + self.pop.reads.waiting(),
             pops_claiming: self.pop.settings.pop_claims_max.saturating_sub(self.pop.claims.available_permits()),
+            autopilot_lanes: self.pop.autopilot.lanes(),
             ready_entries,
             ready_groups,
             ready_deadlines,
@@ -89,6 +92,7 @@ impl Figures {
             (names::SEGMENT_CACHE_BYTES, self.segment_cache_bytes),
             (names::POP_WAITING, self.pops_waiting),
             (names::POP_CLAIMING, self.pops_claiming),
+            (names::AUTOPILOT_LANES, self.autopilot_lanes),
             (names::READY_ENTRIES, self.ready_entries),
             (names::READY_GROUPS, self.ready_groups),
             (names::READY_DEADLINES, self.ready_deadlines),

@@ -323,7 +323,7 @@ impl<'a> Waiting<'a> {
     fn enter(count: &'a AtomicUsize) -> BrokerResult<Waiting<'a>> {
         if count.fetch_add(1, Ordering::AcqRel) >= WALKS_WAITING_MAX {
             count.fetch_sub(1, Ordering::AcqRel);
-            return Err(BrokerError::Overloaded { what: "too many inspections under way", retry_after_seconds: 2 });
+            return Err(BrokerError::overloaded("too many inspections under way", 2));
         }
         Ok(Waiting(count))
     }

@@ -6,6 +6,7 @@ pub mod activity;
 pub mod analytics;
 pub mod append;
 pub mod arbiters;
+pub mod autopilot;
 pub mod claim;
 pub mod claim_fusion;
 pub mod coalesce;
@@ -52,6 +53,7 @@ pub mod segment_cache;
 pub mod settings;
 pub mod spool;
 pub mod statistics;
+pub mod sweep_width;
 mod switch_rounds;
 pub mod traces;
 pub mod transaction;
@@ -69,6 +71,7 @@ use crate::store::Store;
 use ack::{AckAnswer, AckItem, AckPipeline};
 use activity::Activity;
 use append::Writing;
+use autopilot::Autopilot;
 use claim_fusion::ClaimFusion;
 use configure::ConfigureRequest;
 use dead_letters::DeadLetters;
@@ -203,6 +206,7 @@ impl Broker {
             groups,
             ready: ready.clone(),
             grants: Grants::new(ack.clone()),
+            autopilot: Autopilot::new(settings.autopilot),
             parking,
             claim_fusion: ClaimFusion::over(&store, settings.pop_workers, settings.pop_waiting_max),
             reads: Reads::new(&store, cache, settings.pop_workers, settings.pop_waiting_max),

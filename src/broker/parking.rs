@@ -7,7 +7,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
-use super::pop::overloaded;
 use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
 use super::waiter::Waiter;
 
@@ -74,7 +73,7 @@ impl Parking {
         }
         if self.waiting.fetch_add(1, Ordering::AcqRel) >= self.waiting_max {
             self.waiting.fetch_sub(1, Ordering::AcqRel);
-            return Err(overloaded("too many pops under way", 1));
+            return Err(BrokerError::overloaded("too many pops under way", 1));
         }
         let _counted = Counted(self.waiting.clone());
         let started = std::time::Instant::now();
@@ -87,7 +86,7 @@ impl Parking {
     pub fn park(&self, groups: Vec<Arc<ReadyGroup>>, ready: &ReadyIndex, keys: Vec<WakeKey>) -> BrokerResult<Parked> {
         if self.parked.fetch_add(1, Ordering::AcqRel) >= self.parked_max {
             self.parked.fetch_sub(1, Ordering::AcqRel);
-            return Err(overloaded("too many parked pops", 5));
+            return Err(BrokerError::overloaded("too many parked pops", 5));
         }
         let waiter = Waiter::new();
         for group in &groups {

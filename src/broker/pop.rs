@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use super::autopilot::Autopilot;
 use super::claim::{Budget, Claimer, Claims};
 use super::claim_fusion::ClaimFusion;
 use super::delivery::{self, Delivered};
@@ -14,7 +15,7 @@ use super::grants::Grants;
 use super::group::GroupDirectory;
 use super::meter::meter;
 use super::parking::{Parked, Parking};
-pub use super::pop_request::{BATCH_MAX, Policy, PopAnswer, PopRequest, Popped, Scope, TIMEOUT_MAX};
+pub use super::pop_request::{BATCH_MAX, Delegated, Policy, PopAnswer, PopRequest, Popped, Scope, Sizes, TIMEOUT_MAX};
 use super::queue::{self, Queue, QueueDirectory};
 use super::reads::{self, Reads};
 use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
@@ -38,6 +39,8 @@ pub struct PopPath {
     pub ready: ReadyIndex,
     /// Told of every lease that was granted.
     pub grants: Grants,
+    /// Chooses the sizes that pops leave open.
+    pub autopilot: Autopilot,
     /// Bounds of parked and claiming pops.
     pub parking: Parking,
     /// Claims of leasing pops.
@@ -61,7 +64,7 @@ struct Miss {
 }
 
 enum Attempt {
-    Served(PopAnswer, Policy),
+    Served(Popped),
     Nothing(Miss),
     /// The group was deleted under the pop: its next look is a first contact.
     FirstContact,
@@ -84,7 +87,7 @@ impl PopPath {
             };
             create = false;
             if !request.wait || Instant::now() >= deadline || self.stop.is_cancelled() {
-                return Ok(Popped { answer: None, policy: miss.policy });
+                return Ok(Popped { policy: miss.policy, ..Popped::default() });
             }
             let mut parked = self.parking.park(miss.groups, &self.ready, miss.keys)?;
             // A pop that waits by name was not listed while it looked: look once more now that it is.
@@ -112,7 +115,7 @@ impl PopPath {
     async fn look(&self, request: &PopRequest, create: bool, deadline: Instant) -> BrokerResult<Result<Popped, Miss>> {
         for _ in 0..GONE_MAX {
             match Box::pin(self.attempt(request, create, deadline)).await? {
-                Attempt::Served(answer, policy) => return Ok(Ok(Popped { answer: Some(answer), policy })),
+                Attempt::Served(popped) => return Ok(Ok(popped)),
                 Attempt::Nothing(miss) => return Ok(Err(miss)),
                 Attempt::FirstContact => {}
             }
@@ -185,28 +188,37 @@ impl PopPath {
         if groups.is_empty() {
             policy.conflation = request.conflation == Some(true);
         }
-        if let ([(group, queue, false)], true) = (groups.as_slice(), keys.is_empty()) {
-            Box::pin(self.wait_for_more(request, queue, group, deadline)).await?;
+        let mut sizes = request.sizes;
+        let alone = match groups.as_slice() {
+            [(group, queue, false)] if keys.is_empty() => Some((group.clone(), queue.clone())),
+            _ => None,
+        };
+        if let Some((group, queue)) = &alone {
+            sizes = self.autopilot.sizes(request, group);
+            Box::pin(self.wait_for_more(request, sizes, queue, group, deadline)).await?;
         }
         let _permit = self.permit(request).await?;
         let mut auto = Box::pin(self.begin(request)).await?;
-        let widest = request.width(policy.conflation).max(request.width(false));
+        let widest = sizes.width(policy.conflation).max(sizes.width(false));
         let worker = (widest > 1).then(|| self.store.ids().lease_on_many());
         let mut claims = Claims::default();
-        let mut messages = request.batch;
+        let mut messages = sizes.batch;
         for (group, queue, conflating) in &groups {
             let taken = i64::try_from(claims.spans.len()).unwrap_or(i64::MAX);
             if messages <= 0 || taken >= widest {
                 break;
             }
-            let mut budget = Budget { messages, partitions: request.width(*conflating) - taken };
+            let mut budget = Budget { messages, partitions: sizes.width(*conflating) - taken };
             let claimer = self.claimer(request, queue, worker, start, *conflating);
             claimer.claim_ready(queue, group, &mut budget, &mut auto, &mut claims).await?;
             messages = budget.messages;
         }
         let gone = claims.gone;
         match Box::pin(self.serve(request, claims, auto, worker)).await? {
-            Some(answer) => Ok(Attempt::Served(answer, policy)),
+            Some(answer) => {
+                let chosen = alone.and_then(|(group, _)| self.autopilot.chosen(request, sizes, &group));
+                Ok(Attempt::Served(Popped { answer: Some(answer), policy, chosen }))
+            }
             None => {
                 if let Some(group) = gone {
                     return Ok(self.forget_group(group));
@@ -240,14 +252,14 @@ impl PopPath {
         let group = row.id;
         let _permit = self.permit(request).await?;
         let claimer = self.claimer(request, &queue, None, start, row.conflation);
-        let mut budget = Budget { messages: request.batch, partitions: 1 };
+        let mut budget = Budget { messages: request.sizes.batch, partitions: 1 };
         let mut auto = Box::pin(self.begin(request)).await?;
         let mut claims = Claims::default();
         let again_after =
             claimer.claim_partition(&queue, group, partition, &mut budget, &mut auto, &mut claims).await?;
         let gone = claims.gone;
         match Box::pin(self.serve(request, claims, auto, None)).await? {
-            Some(answer) => Ok(Attempt::Served(answer, policy)),
+            Some(answer) => Ok(Attempt::Served(Popped { answer: Some(answer), policy, chosen: None })),
             None => {
                 if let Some(group) = gone {
                     return Ok(self.forget_group(group));
@@ -296,6 +308,8 @@ impl PopPath {
         shared_worker: Option<LeaseId>,
     ) -> BrokerResult<Option<PopAnswer>> {
         if claims.spans.is_empty() {
+            // Nothing depends on the commit: what was learned holds, or an `autoAck` pop would look again for ever.
+            claims.settle();
             return Ok(None);
         }
         let spans = delivery::spans(&claims.spans);
@@ -321,7 +335,7 @@ impl PopPath {
                     tx.shrink(group, &back).await?;
                 }
                 tx.commit().await?;
-                claims.committed();
+                claims.settle();
                 for part in delivered.iter().filter(|d| d.shrunk().is_some()) {
                     self.ready.mark(part.span.queue.id, part.span.claimed.partition);
                 }
@@ -368,13 +382,14 @@ impl PopPath {
     async fn wait_for_more(
         &self,
         request: &PopRequest,
+        sizes: Sizes,
         queue: &Queue,
         group: &Arc<ReadyGroup>,
         deadline: Instant,
     ) -> BrokerResult<()> {
         const LOOK_EVERY: Duration = Duration::from_millis(20);
         let wait = Duration::from_millis(u64::try_from(queue.options.min_pop_wait_time).unwrap_or(0));
-        if wait.is_zero() || !request.wait || request.batch <= 1 {
+        if wait.is_zero() || !request.wait || sizes.batch <= 1 {
             return Ok(());
         }
         let started = Instant::now();
@@ -382,14 +397,14 @@ impl PopPath {
         let mut waited = false;
         loop {
             let candidates = {
-                let taken = self.ready.take(group, request.width(false).min(64) as usize).await?;
+                let taken = self.ready.take(group, sizes.width(false).min(64) as usize).await?;
                 taken.partitions().to_vec()
             };
             if candidates.is_empty() {
                 return Ok(());
             }
             let deliverable = self.store.count_deliverable(group.id, &candidates).await?;
-            if deliverable == 0 || deliverable >= request.batch || Instant::now() >= end || self.stop.is_cancelled() {
+            if deliverable == 0 || deliverable >= sizes.batch || Instant::now() >= end || self.stop.is_cancelled() {
                 if waited {
                     meter().fill_waited(started.elapsed());
                 }
@@ -431,9 +446,4 @@ impl Attempt {
         let policy = Policy { conflation: request.conflation == Some(true), conflict: false };
         Attempt::Nothing(Miss { policy, groups: Vec::new(), keys, again_after: None })
     }
-}
-
-/// The error of a pop that could not be admitted.
-pub(super) fn overloaded(what: &'static str, retry_after_seconds: u32) -> BrokerError {
-    BrokerError::Overloaded { what, retry_after_seconds }
 }

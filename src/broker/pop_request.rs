@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::autopilot::Chosen;
 use super::delivery::Delivered;
 use super::group::Subscription;
 use crate::ids::LeaseId;
@@ -34,10 +35,10 @@ pub struct PopRequest {
     pub scope: Scope,
     /// Reading group.
     pub group: String,
-    /// Message budget, 1 to [`BATCH_MAX`].
-    pub batch: i64,
-    /// Partition budget, at least 1, if the request names one.
-    pub partitions: Option<i64>,
+    /// How much it takes, as it says or by default.
+    pub sizes: Sizes,
+    /// What of that it leaves to the broker.
+    pub delegated: Delegated,
     /// Commit at once instead of leasing.
     pub auto_ack: bool,
     /// Park when there is nothing.
@@ -55,10 +56,35 @@ pub struct PopRequest {
 /// Most partitions of a conflating pop (`spec/push-pop.md` §7.12).
 const CONFLATED_MAX: i64 = 64;
 
-impl PopRequest {
+/// How much one pop takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Message budget, 1 to [`BATCH_MAX`].
+    pub batch: i64,
+    /// Partition budget, at least 1, if there is one.
+    pub partitions: Option<i64>,
+}
+
+impl Sizes {
     /// Partitions to take at most.
     pub fn width(&self, conflating: bool) -> i64 {
         if conflating { self.partitions.unwrap_or(self.batch).min(CONFLATED_MAX) } else { self.partitions.unwrap_or(1) }
+    }
+}
+
+/// The sizes that a request leaves to the broker (`spec/push-pop.md` §7.13).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delegated {
+    /// The number of messages.
+    pub batch: bool,
+    /// The number of partitions.
+    pub partitions: bool,
+}
+
+impl Delegated {
+    /// Whether there is anything to choose.
+    pub fn any(&self) -> bool {
+        self.batch || self.partitions
     }
 }
 
@@ -69,6 +95,8 @@ pub struct Popped {
     pub answer: Option<PopAnswer>,
     /// What to tell about conflation.
     pub policy: Policy,
+    /// What to tell about sizes that the broker chose.
+    pub chosen: Option<Chosen>,
 }
 
 /// What an answer tells about conflation; with either it has a body even when empty.

@@ -99,7 +99,7 @@ impl PushFusion {
         self.admission
             .clone()
             .try_acquire_many_owned(units)
-            .map_err(|_| BrokerError::Overloaded { what: "too many pushes under way", retry_after_seconds: 1 })
+            .map_err(|_| BrokerError::overloaded("too many pushes under way", 1))
     }
 
     /// Hands a group to its shard, waiting while the shard's queue is full.

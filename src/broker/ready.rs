@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
+use super::autopilot::Lane;
 use super::error::BrokerResult;
 use super::push_flush::Appended;
 use super::queue::QueueDirectory;
 use super::ready_group::{Deadline, GroupState, Release, Verdict};
+use super::sweep_width::Sight;
 use super::waiter::{WaitLists, Waiter};
 use crate::ids::{GroupId, PartitionId, QueueId};
 use crate::store::Store;
@@ -68,6 +70,8 @@ pub struct ReadyGroup {
     /// The walk found no such group: it has been deleted, and nobody here was told.
     gone: AtomicBool,
     used_seconds: AtomicU64,
+    /// Its autopilot, once a pop left its width open.
+    lane: Mutex<Option<Box<Lane>>>,
 }
 
 /// Partitions taken for one claim. Whatever is not settled when it drops (a client hung up, a claim failed) is ready
@@ -116,6 +120,7 @@ impl ReadyIndex {
                     seeded: AtomicBool::new(false),
                     gone: AtomicBool::new(false),
                     used_seconds: AtomicU64::new(now),
+                    lane: Mutex::default(),
                 })
             })
             .clone();
@@ -414,6 +419,16 @@ impl ReadyGroup {
     /// Whether the group turned out to have been deleted.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
+    }
+
+    /// How many are ready, and since when the first of them has been.
+    pub fn sight(&self, now: Instant) -> Sight {
+        self.state().sight(now)
+    }
+
+    /// Its autopilot.
+    pub fn lane(&self) -> MutexGuard<'_, Option<Box<Lane>>> {
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, GroupState> {

@@ -10,9 +10,10 @@
 //! A mark that meets `Taken` or `Waiting` is remembered, so an "empty" verdict that a push overtook is never believed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
+use super::sweep_width::Sight;
 use super::waiter::Waiter;
 use crate::ids::PartitionId;
 
@@ -29,6 +30,22 @@ enum Entry {
         marked: bool,
         eager: bool,
     },
+}
+
+/// An instant in four bytes: milliseconds since the first one. There is one for every ready partition.
+#[derive(Clone, Copy, Debug)]
+struct Stamp(u32);
+
+impl Stamp {
+    fn at(now: Instant) -> Stamp {
+        static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+        Stamp(now.saturating_duration_since(*FIRST).as_millis() as u32)
+    }
+
+    /// Right for ages below 49 days.
+    fn age(self, now: Instant) -> Duration {
+        Duration::from_millis(u64::from(Stamp::at(now).0.wrapping_sub(self.0)))
+    }
 }
 
 /// What a claim learned about a partition that it took.
@@ -64,7 +81,8 @@ pub enum Release {
 #[derive(Debug, Default)]
 pub struct GroupState {
     entries: HashMap<PartitionId, Entry>,
-    queue: VecDeque<PartitionId>,
+    /// Ready, each since when.
+    queue: VecDeque<(PartitionId, Stamp)>,
     waiters: BTreeMap<u64, Arc<Waiter>>,
     /// The group is forgotten: whoever comes late must not park here.
     closed: bool,
@@ -104,7 +122,7 @@ impl GroupState {
     pub fn take(&mut self, count: usize) -> Vec<PartitionId> {
         let mut taken = Vec::new();
         while taken.len() < count {
-            let Some(partition) = self.queue.pop_front() else { break };
+            let Some((partition, _)) = self.queue.pop_front() else { break };
             if let Some(entry @ Entry::Queued) = self.entries.get_mut(&partition) {
                 *entry = Entry::Taken { marked: false, released: false };
                 taken.push(partition);
@@ -238,6 +256,12 @@ impl GroupState {
         !self.queue.is_empty()
     }
 
+    /// How many are ready, and since when the first of them has been.
+    pub fn sight(&self, now: Instant) -> Sight {
+        let oldest = self.queue.front().map_or(Duration::ZERO, |(_, since)| since.age(now));
+        Sight { ready: self.queue.len(), oldest }
+    }
+
     /// Tracked partitions and parked pops.
     pub fn size(&self) -> (usize, usize) {
         (self.entries.len(), self.waiters.len())
@@ -245,7 +269,7 @@ impl GroupState {
 
     fn enqueue(&mut self, partition: PartitionId) {
         if !matches!(self.entries.insert(partition, Entry::Queued), Some(Entry::Queued)) {
-            self.queue.push_back(partition);
+            self.queue.push_back((partition, Stamp::at(Instant::now())));
             self.wake_one();
         }
     }
@@ -253,8 +277,6 @@ impl GroupState {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const P: PartitionId = PartitionId(7);
@@ -264,6 +286,18 @@ mod tests {
         group.mark(P);
         assert_eq!(group.take(5), [P]);
         group
+    }
+
+    #[test]
+    fn the_age_of_the_first_ready_partition_is_seen() {
+        let mut group = GroupState::default();
+        let now = Instant::now();
+        assert_eq!(group.sight(now), Sight { ready: 0, oldest: Duration::ZERO });
+        group.mark(P);
+        group.mark(PartitionId(8));
+        let sight = group.sight(Instant::now() + Duration::from_secs(5));
+        assert_eq!(sight.ready, 2);
+        assert!((5..8).contains(&sight.oldest.as_secs()), "{sight:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ack::AckSettings;
+use super::autopilot::AutopilotSettings;
 use super::retention::RetentionSettings;
 use super::transaction::TransactionSettings;
 
@@ -46,6 +47,8 @@ pub struct BrokerSettings {
     pub pop_timeout_default: Duration,
     /// Start of a named group that says nothing.
     pub subscription_default: DefaultSubscription,
+    /// The sizes of pops that leave them open.
+    pub autopilot: AutopilotSettings,
     /// The ack path.
     pub ack: AckSettings,
     /// Statistics and minute buckets.
@@ -105,6 +108,7 @@ impl Default for BrokerSettings {
             long_polls_max: 200_000,
             pop_timeout_default: Duration::from_secs(30),
             subscription_default: DefaultSubscription::New,
+            autopilot: AutopilotSettings::default(),
             ack: AckSettings::default(),
             statistics: StatisticsSettings::default(),
             transaction: TransactionSettings::default(),

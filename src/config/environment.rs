@@ -46,6 +46,7 @@ const ZERO_ALLOWED: &[&str] = &[
     "PG_PORT",
     "REGENT_DRAIN_MS_MAX",
     "REGENT_SEGMENT_CACHE_MB",
+    "QUEEN_POP_AUTOPILOT_BATCH",
     "QUEEN_RETENTION_DUE_CAP",
     "QUEEN_RETENTION_SAFETY_WALK_MS",
 ];
@@ -69,7 +70,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "QUEEN_LOG_RATES_MS",
     "QUEEN_LOG_TOPN_QUEUES",
     "QUEEN_MESH_",
-    "QUEEN_POP_AUTOPILOT",
+    "QUEEN_POP_AUTOPILOT_BURST_CAP",
     "QUEEN_POP_FUSION",
     "QUEEN_POP_PENDING_GATE",
     "QUEEN_PROXY_",
@@ -134,6 +135,9 @@ fn accept(arg: &Arg, flag: &str, name: &str, value: &str) -> Result<Option<Strin
             Ok(value) => Ok(Some(value.to_string())),
             Err(_) => Err(ConfigError::NotABoolean { name: name.to_owned(), value: value.to_owned() }),
         };
+    }
+    if kind == TypeId::of::<f64>() && value.trim().parse::<f64>().is_err() {
+        return Ok(None);
     }
     if let Some(max) = integer_max(arg) {
         let floor = i128::from(counts_above_zero(arg));

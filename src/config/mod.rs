@@ -3,6 +3,7 @@
 //! The flag wins over the variable, the variable over the default. How variables are read is in `environment.rs`. What
 //! does not fit together is refused here, once, at boot; the rest of the broker trusts what it is given.
 
+mod autopilot;
 mod environment;
 mod fusion;
 mod http;
@@ -28,6 +29,7 @@ use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
 
 use report::BootReport;
 
+pub use autopilot::{AutopilotConfig, PopAutopilot};
 pub use environment::Environment;
 pub use fusion::FusionConfig;
 pub use http::HttpConfig;
@@ -263,6 +265,7 @@ impl Config {
         self.http.validate()?;
         self.postgres.validate()?;
         self.push.validate()?;
+        self.pop.autopilot.validate()?;
         self.fusion.validate()?;
         self.transaction.validate()?;
         self.limits.validate(self.http.body_bytes_max)?;

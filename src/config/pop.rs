@@ -2,6 +2,8 @@
 
 use clap::{Args, ValueEnum};
 
+use super::AutopilotConfig;
+
 /// Where a consumer group begins when nothing else says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SubscriptionMode {
@@ -45,6 +47,10 @@ pub struct PopConfig {
     /// Memory for the newest segments, in MiB: a consumer that keeps up reads nothing from the database
     #[arg(long = "segment-cache-mb", env = "REGENT_SEGMENT_CACHE_MB", value_name = "MIB", default_value_t = 64)]
     pub segment_cache_mib_max: usize,
+
+    /// Sizes that a pop leaves to the broker.
+    #[command(flatten)]
+    pub autopilot: AutopilotConfig,
 }
 
 impl PopConfig {

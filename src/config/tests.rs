@@ -90,6 +90,25 @@ fn numbers_that_are_none_count_as_unset_and_counts_are_raised_to_one() {
 }
 
 #[test]
+fn a_bad_autopilot_is_fatal() {
+    let config = env([("QUEEN_POP_AUTOPILOT", "Shadow"), ("QUEEN_POP_AUTOPILOT_TARGET_AGE_MS", "40.5")]);
+    assert_eq!(config.pop.autopilot.mode, PopAutopilot::Shadow);
+    assert_eq!(config.pop.autopilot.target_age_ms, 40.5);
+    let defaults = env([("QUEEN_POP_AUTOPILOT_TARGET_AGE_MS", "soon"), ("QUEEN_POP_AUTOPILOT_DWELL_POPS", "0")]).pop;
+    assert_eq!((defaults.autopilot.mode, defaults.autopilot.batch), (PopAutopilot::On, 100));
+    assert_eq!((defaults.autopilot.target_age_ms, defaults.autopilot.dwell_pops), (25.0, 1));
+    for (name, value) in [
+        ("QUEEN_POP_AUTOPILOT", "auto"),
+        ("QUEEN_POP_AUTOPILOT_BATCH", "0"),
+        ("QUEEN_POP_AUTOPILOT_BATCH", "10001"),
+        ("QUEEN_POP_AUTOPILOT_TARGET_AGE_MS", "-1"),
+        ("QUEEN_POP_AUTOPILOT_TARGET_AGE_MS", "nan"),
+    ] {
+        assert!(refusal([], [(name, value)]).contains(name), "{name}={value}");
+    }
+}
+
+#[test]
 fn a_zero_or_a_word_typed_for_a_count_is_refused() {
     assert_eq!(refusal(["--pool-size", "0"], []), "--pool-size (DB_POOL_SIZE) is 0: must be at least 1");
     assert!(matches!(load(["--pool-size", "many"], []), Err(ConfigError::CommandLine(_))));

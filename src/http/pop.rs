@@ -12,10 +12,11 @@ use super::extract::{Query, check_name};
 use super::json;
 use super::state::AppState;
 use crate::broker::Broker;
+use crate::broker::autopilot::Chosen;
 use crate::broker::delivery::{Delivered, Run};
 use crate::broker::group::Subscription;
 use crate::broker::maintenance::Mode;
-use crate::broker::pop::{BATCH_MAX, Policy, PopAnswer, PopRequest, Popped, Scope};
+use crate::broker::pop::{BATCH_MAX, Delegated, Policy, PopAnswer, PopRequest, Popped, Scope, Sizes};
 use crate::broker::segment::Frame;
 use crate::ids::QUEUE_MODE_GROUP;
 
@@ -70,13 +71,13 @@ async fn serve(broker: &Broker, scope: Scope, query: Query) -> Result<Response, 
         // A parked pop must not deliver any more; what it claimed at that instant comes again after its lease.
         () = broker.maintenance().pops_paused(), if request.wait => return paused(request.conflation),
     };
-    let Popped { answer, policy } = popped;
+    let Popped { answer, policy, chosen } = popped;
     let answer = match answer {
         Some(answer) => answer,
         None if policy == Policy::default() => return Ok(StatusCode::NO_CONTENT.into_response()),
         None => PopAnswer { lease: None, delivered: Vec::new() },
     };
-    let body = render(broker, &request, &answer, policy);
+    let body = render(broker, &request, &answer, policy, chosen);
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
@@ -108,13 +109,16 @@ fn refuse_conflation(query: &Query) -> Result<Option<Response>, ApiError> {
 fn request_of(broker: &Broker, scope: Scope, query: &Query) -> Result<PopRequest, ApiError> {
     let positive = |key| query.integer(key).map(|n| n.filter(|n| *n > 0));
     let partitions = query.integer("partitions")?.map(|n| if n <= 0 { BATCH_MAX } else { n.min(BATCH_MAX) });
-    // A known parameter of a feature that is not served is still type-checked.
-    query.boolean("autopilot")?;
+    let batch = positive("batch")?;
+    let group = query.name("consumerGroup")?.unwrap_or(QUEUE_MODE_GROUP);
+    let conflation = query.boolean("conflation")?;
+    let asked = query.boolean("autopilot")? == Some(true);
+    let autopilot = asked && matches!(scope, Scope::Queue(_)) && group != QUEUE_MODE_GROUP && conflation != Some(true);
     Ok(PopRequest {
         scope,
-        group: query.name("consumerGroup")?.unwrap_or(QUEUE_MODE_GROUP).to_owned(),
-        batch: positive("batch")?.unwrap_or(BATCH_DEFAULT).min(BATCH_MAX),
-        partitions,
+        group: group.to_owned(),
+        sizes: Sizes { batch: batch.unwrap_or(BATCH_DEFAULT).min(BATCH_MAX), partitions },
+        delegated: Delegated { batch: autopilot && batch.is_none(), partitions: autopilot && partitions.is_none() },
         auto_ack: query.boolean("autoAck")?.unwrap_or(false),
         wait: query.boolean("wait")?.unwrap_or(false),
         timeout: match query.integer("timeout")? {
@@ -126,12 +130,18 @@ fn request_of(broker: &Broker, scope: Scope, query: &Query) -> Result<PopRequest
             mode: query.text("subscriptionMode").map(str::to_owned),
             from: query.text("subscriptionFrom").map(str::to_owned),
         },
-        conflation: query.boolean("conflation")?,
+        conflation,
     })
 }
 
 /// The body of an answer (`spec/push-pop.md` §7).
-pub fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer, policy: Policy) -> Vec<u8> {
+pub fn render(
+    broker: &Broker,
+    request: &PopRequest,
+    answer: &PopAnswer,
+    policy: Policy,
+    chosen: Option<Chosen>,
+) -> Vec<u8> {
     let payload: usize = answer.delivered.iter().map(|d| d.hashes.len() * 512).sum();
     let mut out = Vec::with_capacity(512 + payload);
     let queue = match &request.scope {
@@ -171,6 +181,17 @@ pub fn render(broker: &Broker, request: &PopRequest, answer: &PopAnswer, policy:
     }
     if policy.conflict {
         out.extend_from_slice(b",\"conflationConflict\":true");
+    }
+    if let Some(chosen) = chosen {
+        out.extend_from_slice(b",\"autopilot\":{\"partitions\":");
+        json::integer(&mut out, chosen.partitions);
+        out.extend_from_slice(b",\"batch\":");
+        json::integer(&mut out, chosen.batch);
+        if let Some(wait) = chosen.wait_ms {
+            out.extend_from_slice(b",\"waitMs\":");
+            json::integer(&mut out, i64::try_from(wait).unwrap_or(i64::MAX));
+        }
+        out.push(b'}');
     }
     out.push(b'}');
     out

@@ -123,6 +123,8 @@ pub const POP_RESULTS: &[&str] = &["messages", "empty", "error"];
 pub const SPAN_SOURCES: &[&str] = &["memory", "database"];
 /// What a claim found in one candidate partition.
 pub const CLAIM_OUTCOMES: &[&str] = &["claimed", "empty", "not_yet", "left_over", "gone", "unmet", "emptied"];
+/// Which way the autopilot of a group went.
+pub const AUTOPILOT_DIRECTIONS: &[&str] = &["wider", "narrower"];
 /// Whether a delivery is the first of its message to its group.
 pub const ATTEMPTS: &[&str] = &["first", "again"];
 /// Why an ack took full hash resolution (`broker::lease::Miss`).

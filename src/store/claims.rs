@@ -79,6 +79,8 @@ pub type ClaimOutcomes = Vec<(PartitionId, ClaimOutcome)>;
 
 // One row per candidate in `seen`; `locked` and `claimed` refer to it by `ord`. The answer is their union, not their
 // join: with hash joins off (docs/adr) a join of three lists would be quadratic in the candidates of a flush.
+// The end of what `delayedProcessing` lets through is found by halving the offsets above the cursor: created_at never
+// falls along a partition, and no index holds it, so that a push pays for none.
 macro_rules! claim_sql {
     ($set:literal) => {
         concat!(
@@ -89,7 +91,12 @@ macro_rules! claim_sql {
                    lease_seconds, delay_seconds, window_seconds, window_messages, conflating, ord)), \
              seen AS MATERIALIZED ( \
                SELECT u.*, p.id IS NOT NULL AS exists, c.partition_id IS NOT NULL AS met, \
-                 p.name, p.last_offset, v.visible_end, v.next_visible_at, \
+                 p.name, p.last_offset, v.visible_end, \
+                 CASE WHEN u.delay_seconds > 0 THEN ( \
+                   SELECT CASE WHEN s.created_at > clock_timestamp() - make_interval(secs => u.delay_seconds) \
+                     THEN s.created_at + make_interval(secs => u.delay_seconds) END FROM queen.log_segments s \
+                   WHERE s.partition_id = u.partition_id AND s.base_offset <= v.visible_end + 1 \
+                   ORDER BY s.base_offset DESC LIMIT 1) END AS next_visible_at, \
                  greatest(c.committed, p.log_start - 1) + 1 AS first, \
                  p.log_start > p.last_offset AND c.committed < p.last_offset AS emptied, \
                  CASE WHEN c.worker_id IS NOT NULL AND c.lease_expires_at > clock_timestamp() \
@@ -105,16 +112,21 @@ macro_rules! claim_sql {
                LEFT JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
                LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = u.group_id \
                LEFT JOIN LATERAL ( \
-                 SELECT CASE WHEN u.delay_seconds <= 0 THEN p.last_offset ELSE coalesce(( \
-                     SELECT s.base_offset + s.message_count - 1 FROM queen.log_segments s \
-                     WHERE s.partition_id = u.partition_id \
-                       AND s.created_at <= clock_timestamp() - make_interval(secs => u.delay_seconds) \
-                     ORDER BY s.base_offset DESC LIMIT 1), p.log_start - 1) END AS visible_end, \
-                   CASE WHEN u.delay_seconds > 0 THEN ( \
-                     SELECT s.created_at + make_interval(secs => u.delay_seconds) FROM queen.log_segments s \
-                     WHERE s.partition_id = u.partition_id AND s.base_offset > c.committed \
-                       AND s.created_at > clock_timestamp() - make_interval(secs => u.delay_seconds) \
-                     ORDER BY s.base_offset LIMIT 1) END AS next_visible_at \
+                 SELECT CASE WHEN u.delay_seconds <= 0 THEN p.last_offset ELSE ( \
+                   WITH RECURSIVE old AS ( \
+                     SELECT greatest(c.committed, p.log_start - 1) AS upto, p.last_offset AS below, \
+                       clock_timestamp() - make_interval(secs => u.delay_seconds) AS cutoff \
+                     UNION ALL \
+                     SELECT CASE WHEN s.created_at <= old.cutoff \
+                         THEN greatest(s.base_offset + s.message_count - 1, m.middle) ELSE old.upto END, \
+                       CASE WHEN s.created_at <= old.cutoff THEN old.below ELSE s.base_offset - 1 END, old.cutoff \
+                     FROM old CROSS JOIN LATERAL (SELECT old.upto + (old.below - old.upto + 1) / 2 AS middle) m \
+                     CROSS JOIN LATERAL ( \
+                       SELECT base_offset, message_count, created_at FROM queen.log_segments \
+                       WHERE partition_id = u.partition_id AND base_offset <= m.middle \
+                       ORDER BY base_offset DESC LIMIT 1) s \
+                     WHERE old.upto < old.below) \
+                   SELECT max(upto) FROM old) END AS visible_end \
                ) v ON true), \
              locked AS MATERIALIZED ( \
                SELECT c.partition_id, c.group_id, c.committed, s.worker_id, s.ord, s.request, s.messages_max, \

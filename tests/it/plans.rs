@@ -49,3 +49,38 @@ async fn plans_of_empty_tables_stay_linear_when_the_tables_have_grown() {
     assert!(read.iter().all(|(_, rows)| *rows < most), "{read:?}");
     assert!(read.iter().any(|(_, rows)| *rows > PARTITIONS as i64), "nothing was reported: {read:?}");
 }
+
+/// `spec/push-pop.md` §6.1: where the young tail of a partition begins is found without walking it, nor what lies before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delayed_claim_walks_neither_backlog_nor_young_tail() {
+    const HALF: usize = 200;
+    const GROUPS: usize = 40;
+    let broker = TestBroker::forgetful().await;
+    broker.configure("q", json!({ "delayedProcessing": 3_600 })).await;
+    let push = async |name: &str| {
+        for n in 0..HALF {
+            broker.push_ids("q", "p", [format!("{name}{n}")]).await;
+        }
+    };
+    push("old").await;
+    broker.db.age(7_200).await;
+    push("young").await;
+    sqlx::query("SELECT pg_stat_reset()").execute(&broker.db.pool).await.unwrap();
+    for n in 0..GROUPS {
+        let pop = Pop::queue("q").group(&format!("g{n}")).all().batch(1);
+        assert_eq!(broker.pop(&pop).await.ids(), ["old0"]);
+        let all = Pop::queue("q").group(&format!("all{n}")).all().batch(1_000);
+        if n == 0 {
+            assert_eq!(broker.pop(&all).await.messages.len(), HALF, "exactly what is old enough");
+        }
+    }
+    let db = broker.stop_keeping_the_database().await;
+    db.disconnect_all().await;
+    let read: i64 =
+        sqlx::query_scalar("SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'log_segments_pkey'")
+            .fetch_one(&db.pool)
+            .await
+            .unwrap();
+    // Either walk alone would read a half for every claim. The one large pop reads its segments, too.
+    assert!(read > 0 && read < (GROUPS * HALF / 4 + 3 * HALF) as i64, "{read} index entries read by {GROUPS} claims");
+}

@@ -18,8 +18,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::encryption::{Encryption, NO_KEY};
-use super::error::BrokerResult;
-use super::pop::overloaded;
+use super::error::{BrokerError, BrokerResult};
 use record::{Header, Record, Sealing};
 use writer::{Order, Writer};
 
@@ -215,7 +214,7 @@ impl Spool {
         let started = Instant::now();
         while partitions.iter().any(|(queue, partition)| self.holds(queue, partition)) {
             if self.maintenance() || started.elapsed() > DRAIN_PATIENCE {
-                return Err(overloaded("earlier messages of the partition wait in the disk spool", 1));
+                return Err(BrokerError::overloaded("earlier messages of the partition wait in the disk spool", 1));
             }
             tokio::time::sleep(DRAIN_LOOK_EVERY).await;
         }

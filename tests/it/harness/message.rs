@@ -62,6 +62,19 @@ pub struct Popped {
     /// Only when the request declared another policy.
     #[serde(default)]
     pub conflation_conflict: bool,
+    /// Only when the broker chose a size.
+    #[serde(default)]
+    pub autopilot: Option<Autopilot>,
+}
+
+/// The sizes that the broker chose (`spec/push-pop.md` §7.13).
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Autopilot {
+    pub partitions: i64,
+    pub batch: i64,
+    #[serde(default)]
+    pub wait_ms: Option<i64>,
 }
 
 impl Popped {

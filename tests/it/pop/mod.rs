@@ -1,5 +1,6 @@
 //! The three pop routes (`spec/push-pop.md` §6, §7).
 
+mod autopilot;
 mod budget;
 mod claims;
 mod conflation;

@@ -148,7 +148,7 @@ async fn impossible_conflation_is_refused() {
     assert_eq!(reply.text, r#"{"success":false,"error":"conflation cannot be combined with autoAck","messages":[]}"#);
 }
 
-/// §7.13 "safe first build": autopilot is accepted; the defaults hold and nothing is echoed.
+/// §7.13: outside a grouped wildcard pop autopilot is accepted; the defaults hold and nothing is echoed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn autopilot_is_accepted_on_every_route() {
     let broker = TestBroker::start().await;
