@@ -18,6 +18,7 @@ use regent::broker::append::Writing;
 use regent::broker::dedup::{DedupBudget, DedupMemory};
 use regent::broker::group::Subscription;
 use regent::broker::pop::{Delegated, Policy, PopAnswer, PopRequest, Scope, Sizes};
+use regent::broker::pop_call::PopCall;
 use regent::broker::push::{Packed, PushItem};
 use regent::broker::push_flush::{by_partition, flush};
 use regent::broker::push_fusion::PushJob;
@@ -230,7 +231,8 @@ async fn popped(broker: &Broker, request: &PopRequest) -> PopAnswer {
         })
         .collect();
     broker.push(&items, None).await.expect("pushed");
-    broker.pop(request).await.expect("popped").answer.expect("messages")
+    let popped = broker.pop(&mut PopCall::new(request.clone())).await.expect("popped").expect("not parked");
+    popped.answer.expect("messages")
 }
 
 const WORKER: Uuid = Uuid::from_u128(7);

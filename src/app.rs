@@ -128,8 +128,14 @@ impl App {
         let bind = |source| StartError::Bind { address: address.clone(), source };
         let listener = TcpListener::bind((config.http.host.as_str(), config.http.port)).await.map_err(bind)?;
         let local = listener.local_addr().map_err(bind)?;
-        let state = AppState { broker: broker.clone(), spool, metrics, body_bytes_max: config.http.body_bytes_max };
-        let server = tokio::spawn(serve(listener, state, shutdown.clone()));
+        let state = AppState {
+            broker: broker.clone(),
+            spool,
+            metrics,
+            body_bytes_max: config.http.body_bytes_max,
+            rest_after: Duration::from_millis(config.pop.rest_after_ms.max(1)),
+        };
+        let server = tokio::spawn(http::server::serve(listener, state, shutdown.soft().clone()));
         Ok(App { address: local, shutdown, supervisor, server, pools, broker })
     }
 
@@ -172,22 +178,6 @@ impl App {
         self.supervisor.stop(Duration::from_secs(5)).await;
         self.pools.claims.close().await;
         self.pools.main.close().await;
-    }
-}
-
-async fn serve(listener: TcpListener, state: AppState, shutdown: Shutdown) {
-    let soft = shutdown.soft().clone();
-    let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY refused");
-        }
-    });
-    // Made once: served as it is, every connection would make its own copy of the route table.
-    let router = http::router(state).into_make_service();
-    let server = axum::serve(listener, router).with_graceful_shutdown(soft.cancelled_owned());
-    if let Err(error) = server.await {
-        tracing::error!(%error, "the HTTP server ended");
-        shutdown.begin();
     }
 }
 

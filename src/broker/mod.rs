@@ -36,6 +36,7 @@ pub mod partition;
 pub mod peer_report;
 pub mod peers;
 pub mod pop;
+pub mod pop_call;
 pub mod pop_request;
 pub mod push;
 pub mod push_flush;
@@ -87,7 +88,8 @@ use inspection::Inspection;
 use maintenance::Maintenance;
 use parking::Parking;
 use peers::Peers;
-use pop::{PopPath, PopRequest, Popped};
+use pop::{PopPath, Popped};
+use pop_call::PopCall;
 use push::{PushItem, PushPath, PushResult};
 use push_fusion::{PushFusion, PushShard};
 use queue::{Queue, QueueDirectory};
@@ -248,12 +250,24 @@ impl Broker {
         results
     }
 
-    /// The three pop routes.
-    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Popped> {
-        let popped = self.pop.pop(request).await;
-        meter::meter().popped(request, &popped);
-        self.note_pop(request, &popped);
-        popped
+    /// The three pop routes: answered, or parked until [`PopCall::due`].
+    pub async fn pop(&self, call: &mut PopCall) -> BrokerResult<Option<Popped>> {
+        let popped = match self.pop.advance(call).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(popped)) => Ok(popped),
+            Err(error) => Err(error),
+        };
+        meter::meter().popped(&call.request, &popped);
+        self.note_pop(&call.request, &popped);
+        popped.map(Some)
+    }
+
+    /// Resolves when a parked pop should look again, or is to be refused because pops are paused.
+    pub async fn pop_due(&self, call: &PopCall) {
+        tokio::select! {
+            () = call.due() => {}
+            () = self.maintenance().pops_paused() => {}
+        }
     }
 
     /// Both ack routes: one answer per item, in order; no failure is the call's.

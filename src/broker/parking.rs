@@ -106,8 +106,12 @@ impl Parked {
     }
 
     /// Resolves once something may be there.
-    pub async fn woken(&mut self) {
+    pub async fn woken(&self) {
         self.waiter.woken().await;
+    }
+
+    /// Ends the waiting with a look: a wake-up that has come is used.
+    pub fn looks(mut self) {
         self.looked = true;
     }
 }

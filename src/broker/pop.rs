@@ -14,7 +14,8 @@ use super::error::{BrokerError, BrokerResult};
 use super::grants::Grants;
 use super::group::GroupDirectory;
 use super::meter::meter;
-use super::parking::{Parked, Parking};
+use super::parking::Parking;
+use super::pop_call::PopCall;
 pub use super::pop_request::{BATCH_MAX, Delegated, Policy, PopAnswer, PopRequest, Popped, Scope, Sizes, TIMEOUT_MAX};
 use super::queue::{self, Queue, QueueDirectory};
 use super::reads::{self, Reads};
@@ -74,41 +75,29 @@ enum Attempt {
 const GONE_MAX: usize = 8;
 
 impl PopPath {
-    /// Serves one pop; without an answer when nothing came before the deadline. Dropping the future (the client hung up) parks,
-    /// claims and leaks nothing; a claim already sent ends by expiry (I15). What a look needs lives in a box of its own,
-    /// gone while the pop is parked.
-    pub async fn pop(&self, request: &PopRequest) -> BrokerResult<Popped> {
-        let deadline = Instant::now() + request.timeout.min(TIMEOUT_MAX);
-        let mut create = true;
-        loop {
-            let miss = match self.look(request, create, deadline).await? {
-                Ok(popped) => return Ok(popped),
-                Err(miss) => miss,
-            };
-            create = false;
-            if !request.wait || Instant::now() >= deadline || self.stop.is_cancelled() {
-                return Ok(Popped { policy: miss.policy, ..Popped::default() });
-            }
-            let mut parked = self.parking.park(miss.groups, &self.ready, miss.keys)?;
-            // A pop that waits by name was not listed while it looked: look once more now that it is.
-            let mut again_after = miss.again_after;
-            if parked.is_keyed() {
-                match self.look(request, false, deadline).await? {
-                    Ok(popped) => return Ok(popped),
-                    Err(miss) => again_after = miss.again_after,
-                }
-            }
-            self.sleep(&mut parked, deadline, again_after).await;
+    /// Answers the pop (without messages at its deadline), or parks it: `None`, and [`PopCall::due`] says when to ask again.
+    /// Dropping the call (the client hung up) parks, claims and leaks nothing; a claim already sent ends by expiry (I15).
+    /// What a look needs lives in a box of its own, gone while the pop is parked.
+    pub async fn advance(&self, call: &mut PopCall) -> BrokerResult<Option<Popped>> {
+        let create = call.begin_look();
+        let miss = match self.look(&call.request, create, call.deadline).await? {
+            Ok(popped) => return Ok(Some(popped)),
+            Err(miss) => miss,
+        };
+        if !call.request.wait || Instant::now() >= call.deadline || self.stop.is_cancelled() {
+            return Ok(Some(Popped { policy: miss.policy, ..Popped::default() }));
         }
-    }
-
-    async fn sleep(&self, parked: &mut Parked, deadline: Instant, again_after: Option<Duration>) {
-        let until = again_after.map_or(deadline, |wait| deadline.min(Instant::now() + wait));
-        tokio::select! {
-            () = parked.woken() => {}
-            () = tokio::time::sleep_until(until.into()) => {}
-            () = self.stop.cancelled() => {}
+        let parked = self.parking.park(miss.groups, &self.ready, miss.keys)?;
+        // A pop that waits by name was not listed while it looked: look once more now that it is.
+        let mut again_after = miss.again_after;
+        if parked.is_keyed() {
+            match self.look(&call.request, false, call.deadline).await? {
+                Ok(popped) => return Ok(Some(popped)),
+                Err(miss) => again_after = miss.again_after,
+            }
         }
+        call.park(parked, again_after, self.stop.clone());
+        Ok(None)
     }
 
     /// One look, repeated if the group turns out to have been deleted.

@@ -47,9 +47,11 @@ impl Waiter {
         self.woken.load(Ordering::Acquire)
     }
 
-    /// Resolves once it has been woken.
+    /// Resolves once it has been woken. May be asked again.
     pub async fn woken(&self) {
-        self.notify.notified().await;
+        if !self.was_woken() {
+            self.notify.notified().await;
+        }
     }
 }
 

@@ -39,6 +39,11 @@ pub struct PopConfig {
     #[arg(long, env = "REGENT_LONG_POLLS_MAX", value_name = "N", default_value_t = 200_000)]
     pub long_polls_max: usize,
 
+    /// How long a waiting pop keeps the buffers of its connection, in milliseconds: then it waits with the bare socket, in
+    /// a tenth of the memory
+    #[arg(long = "pop-rest-after-ms", env = "REGENT_POP_REST_AFTER_MS", value_name = "MS", default_value_t = 100)]
+    pub rest_after_ms: u64,
+
     /// Claim statements, and segment reads, in flight at once; each serves every pop that waits. One per two cores by
     /// default, at most 8: more only make the statements smaller
     #[arg(long, env = "REGENT_POP_WORKERS", value_name = "N", default_value_t = super::per_two_cores())]

@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use metrics::{Counter, Histogram, counter, histogram};
 
+use super::resting::Seat;
 use crate::metrics as names;
 
 static METER: LazyLock<HttpMeter> = LazyLock::new(HttpMeter::new);
@@ -22,7 +23,7 @@ struct HttpMeter {
     under_way: AtomicU64,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct RouteMeter {
     /// In the order of [`names::HTTP_STATUS`].
     by_status: Vec<Counter>,
@@ -53,7 +54,8 @@ impl RouteMeter {
 }
 
 /// One request under way. Dropped without an answer, its client hung up.
-struct UnderWay {
+#[derive(Debug)]
+pub struct UnderWay {
     route: &'static RouteMeter,
     started: Instant,
     status: Option<u16>,
@@ -88,9 +90,20 @@ impl Drop for UnderWay {
 
 /// The outermost layer of the router.
 pub async fn measure(request: Request, next: Next) -> Response {
-    let mut under_way = UnderWay::start(request.extensions().get::<MatchedPath>());
+    let route = request.extensions().get::<MatchedPath>();
+    let Some(seat) = request.extensions().get::<Seat>().cloned() else {
+        let mut under_way = UnderWay::start(route);
+        let response = next.run(request).await;
+        under_way.status = Some(response.status().as_u16());
+        return response;
+    };
+    // A pop that rests on the way is one request.
+    let under_way = seat.take_meter().unwrap_or_else(|| UnderWay::start(route));
+    seat.keep(under_way, route.cloned());
     let response = next.run(request).await;
-    under_way.status = Some(response.status().as_u16());
+    if let Some(mut under_way) = seat.take_meter() {
+        under_way.status = Some(response.status().as_u16());
+    }
     response
 }
 

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 
 use super::error::ApiError;
 use super::extract::{Query, check_name};
 use super::json;
+use super::resting::Seat;
 use super::state::AppState;
 use crate::broker::Broker;
 use crate::broker::autopilot::Chosen;
@@ -17,6 +18,7 @@ use crate::broker::delivery::{Delivered, Run};
 use crate::broker::group::Subscription;
 use crate::broker::maintenance::Mode;
 use crate::broker::pop::{BATCH_MAX, Delegated, Policy, PopAnswer, PopRequest, Popped, Scope, Sizes};
+use crate::broker::pop_call::PopCall;
 use crate::broker::segment::Frame;
 use crate::ids::QUEUE_MODE_GROUP;
 
@@ -25,59 +27,106 @@ const BATCH_DEFAULT: i64 = 200;
 /// `GET /api/v1/pop/queue/:queue`.
 pub async fn pop_queue(
     State(state): State<AppState>,
+    seat: Option<Extension<Seat>>,
     Path(queue): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
+    if let Some(call) = returning(&seat) {
+        return serve(state, seat, call).await;
+    }
     check_name("queue", &queue)?;
-    let query = Query::parse(query.as_deref())?;
-    serve(state.broker()?, Scope::Queue(queue), query).await
+    begin(state, seat, Scope::Queue(queue), Query::parse(query.as_deref())?).await
 }
 
 /// `GET /api/v1/pop/queue/:queue/partition/:partition`.
 pub async fn pop_partition(
     State(state): State<AppState>,
+    seat: Option<Extension<Seat>>,
     Path((queue, partition)): Path<(String, String)>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
+    if let Some(call) = returning(&seat) {
+        return serve(state, seat, call).await;
+    }
     check_name("queue", &queue)?;
     check_name("partition", &partition)?;
-    let query = Query::parse(query.as_deref())?;
-    serve(state.broker()?, Scope::Partition(queue, partition), query).await
+    begin(state, seat, Scope::Partition(queue, partition), Query::parse(query.as_deref())?).await
 }
 
 /// `GET /api/v1/pop`: every queue whose labels match.
-pub async fn pop_labels(State(state): State<AppState>, RawQuery(query): RawQuery) -> Result<Response, ApiError> {
+pub async fn pop_labels(
+    State(state): State<AppState>,
+    seat: Option<Extension<Seat>>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    if let Some(call) = returning(&seat) {
+        return serve(state, seat, call).await;
+    }
     let query = Query::parse(query.as_deref())?;
     let (namespace, task) = (query.name("namespace")?.map(str::to_owned), query.name("task")?.map(str::to_owned));
     if namespace.is_none() && task.is_none() {
         let body = serde_json::json!({"success": false, "error": "namespace or task is required", "messages": []});
         return Ok((StatusCode::BAD_REQUEST, Json(body)).into_response());
     }
-    serve(state.broker()?, Scope::Labels { namespace, task }, query).await
+    begin(state, seat, Scope::Labels { namespace, task }, query).await
 }
 
-async fn serve(broker: &Broker, scope: Scope, query: Query) -> Result<Response, ApiError> {
+/// The pop of a request that has come back from resting.
+fn returning(seat: &Option<Extension<Seat>>) -> Option<Box<PopCall>> {
+    seat.as_ref().and_then(|seat| seat.take_returning())
+}
+
+async fn begin(
+    state: AppState,
+    seat: Option<Extension<Seat>>,
+    scope: Scope,
+    query: Query,
+) -> Result<Response, ApiError> {
     if let Some(refused) = refuse_conflation(&query)? {
         return Ok(refused);
     }
-    let request = request_of(broker, scope, &query)?;
-    if broker.maintenance().is_on(Mode::Pop) {
-        return paused(request.conflation);
-    }
+    let request = request_of(state.broker()?, scope, &query)?;
     // A parked pop keeps only what it needs.
     drop(query);
-    let popped = tokio::select! {
-        popped = broker.pop(&request) => popped?,
-        // A parked pop must not deliver any more; what it claimed at that instant comes again after its lease.
-        () = broker.maintenance().pops_paused(), if request.wait => return paused(request.conflation),
-    };
+    serve(state, seat, Box::new(PopCall::new(request))).await
+}
+
+async fn serve(state: AppState, seat: Option<Extension<Seat>>, mut call: Box<PopCall>) -> Result<Response, ApiError> {
+    let broker = state.broker()?;
+    let maintenance = broker.maintenance();
+    let (wait, conflation) = (call.request.wait, call.request.conflation);
+    loop {
+        if maintenance.is_on(Mode::Pop) {
+            return paused(conflation);
+        }
+        let popped = tokio::select! {
+            popped = broker.pop(&mut call) => popped?,
+            // A parked pop must not deliver any more; what it claimed at that instant comes again after its lease.
+            () = maintenance.pops_paused(), if wait => return paused(conflation),
+        };
+        if let Some(popped) = popped {
+            return answered(broker, &call.request, popped);
+        }
+        loop {
+            tokio::select! {
+                () = broker.pop_due(&call) => break,
+                () = tokio::time::sleep(state.rest_after), if seat.is_some() => {}
+            }
+            if let Some(Extension(seat)) = &seat {
+                call = seat.rest(call).await;
+            }
+        }
+    }
+}
+
+fn answered(broker: &Broker, request: &PopRequest, popped: Popped) -> Result<Response, ApiError> {
     let Popped { answer, policy, chosen } = popped;
     let answer = match answer {
         Some(answer) => answer,
         None if policy == Policy::default() => return Ok(StatusCode::NO_CONTENT.into_response()),
         None => PopAnswer { lease: None, delivered: Vec::new() },
     };
-    let body = render(broker, &request, &answer, policy, chosen);
+    let body = render(broker, request, &answer, policy, chosen);
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 

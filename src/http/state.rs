@@ -1,6 +1,7 @@
 //! What every handler gets: one broker handle, no pool.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
@@ -20,6 +21,8 @@ pub struct AppState {
     pub metrics: PrometheusHandle,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
+    /// How long a parked pop keeps its connection's buffers ([`super::resting`]).
+    pub rest_after: Duration,
 }
 
 impl AppState {

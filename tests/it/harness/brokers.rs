@@ -62,6 +62,11 @@ impl Broker {
         Ok(Broker { app: Some(app), client, _data_dir: data_dir })
     }
 
+    /// Pops that are parked now.
+    pub fn parked(&self) -> usize {
+        self.app.as_ref().and_then(|app| app.broker()).map_or(0, |broker| broker.figures().pops_parked)
+    }
+
     /// Stops it now.
     pub async fn stop(mut self) {
         if let Some(app) = self.app.take() {
@@ -99,6 +104,8 @@ fn config(url: &str, road: Road, data_dir: &Path) -> regent::config::Config {
     config.postgres.claim_pool_size = 3;
     config.fusion.ack_registry = road != Road::ResolutionOnly;
     config.fusion.ack_fusion = road == Road::Fused;
+    // Every parked pop leaves its connection at once, as only a longer wait does in life.
+    config.pop.rest_after_ms = 0;
     config
 }
 
@@ -159,6 +166,11 @@ impl TestBroker {
         let proxy = Proxy::to(&db).await;
         let broker = Broker::start_impatient(&proxy.url, road).await;
         (TestBroker { broker, db }, proxy)
+    }
+
+    /// Pops that are parked now.
+    pub fn parked(&self) -> usize {
+        self.broker.parked()
     }
 
     /// One more broker on the same database.

@@ -11,6 +11,7 @@ mod long_poll;
 mod parameters;
 mod redelivery;
 mod response;
+mod resting;
 mod shared_claims;
 mod subscription;
 mod visibility;
