@@ -1,7 +1,8 @@
 //! Every metric: name, kind, buckets, labels with all their values, help. Registered once, at zero; `docs/metrics.md` has
 //! a row for each, and `tests/tidy.rs` compares the two.
 //!
-//! A label has a short list of values, given in `metrics/labels.rs`: never a queue, partition or group. Names are those of the documented
+//! A label has a short list of values, given in `metrics/labels.rs`: never a partition or group, and a queue only if it is one
+//! of the few that are watched (`broker/watched_queues.rs`). Names are those of the documented
 //! families (`spec/admin.md` §14) where the meaning is the same, ours start with `regent_`.
 
 mod labels;
@@ -166,6 +167,29 @@ metrics! {
     SPOOL_RECORDS = Counter "regent_spool_records_total" ["result" SPOOL_RESULTS], "Messages of the disk spool: written, stored in PostgreSQL, found stored already, put aside for good.";
     MAINTENANCE = Gauge "queen_maintenance_mode_enabled", "1 while push maintenance is on.";
 
+    // Single queues: those that the operator names, and the busiest few.
+    QUEUE_PUSHED = Counter "regent_queue_pushed_messages_total" ["queue" QUEUES], "Messages stored by this broker, by watched queue.";
+    QUEUE_POPPED = Counter "regent_queue_popped_messages_total" ["queue" QUEUES], "Messages delivered by this broker, by watched queue.";
+    QUEUE_ACKED = Counter "regent_queue_acked_messages_total" ["queue" QUEUES, "result" ACK_RESULTS], "Ack items settled by this broker, by watched queue.";
+    QUEUE_RETAINED = Gauge "regent_queue_retained_messages" ["queue" WATCHED], "Messages that are retained.";
+    QUEUE_PENDING = Gauge "regent_queue_pending_messages" ["queue" WATCHED], "Messages above the slowest cursor.";
+    QUEUE_LEASED = Gauge "regent_queue_leased_messages" ["queue" WATCHED], "Pending messages under a live lease.";
+    QUEUE_OLDEST_AGE = Gauge "regent_queue_oldest_pending_seconds" ["queue" WATCHED], "Age of the oldest pending message; 0 without one.";
+    QUEUE_PARKED = Gauge "regent_queue_parked_pops" ["queue" WATCHED], "Pops of this broker that are parked now.";
+    QUEUE_SNAPSHOT_AGE = Gauge "regent_queue_snapshot_age_seconds" ["queue" WATCHED], "Age of the snapshot behind the counts of messages.";
+    DLQ_DEPTH = Gauge "queen_dlq_depth" ["scope" CLUSTER], "Dead letters of all queues, as of their snapshots.";
+    DLQ_DEPTH_BY_QUEUE = Gauge "queen_dlq_depth_by_queue" ["queue" WATCHED], "Dead letters.";
+    QUEUE_PUSH_MESSAGES_PER_MINUTE = Gauge "queen_queue_push_messages_per_minute" ["queue" WATCHED], "Messages stored by all brokers in the newest minute bucket.";
+    QUEUE_PUSH_REQUESTS_PER_MINUTE = Gauge "queen_queue_push_requests_per_minute" ["queue" WATCHED], "Push requests in it.";
+    QUEUE_POP_MESSAGES_PER_MINUTE = Gauge "queen_queue_pop_messages_per_minute" ["queue" WATCHED], "Messages delivered in it.";
+    QUEUE_POP_EMPTY_PER_MINUTE = Gauge "queen_queue_pop_empty_per_minute" ["queue" WATCHED], "Pops answered without a message in it.";
+    QUEUE_CONFLATED_PER_MINUTE = Gauge "queen_queue_conflated_per_minute" ["queue" WATCHED], "Positions retired without a delivery in it.";
+    QUEUE_TRANSACTIONS_PER_MINUTE = Gauge "queen_queue_transactions_per_minute" ["queue" WATCHED], "Transactions in it.";
+    QUEUE_ACK_PER_MINUTE = Gauge "queen_queue_ack_per_minute" ["queue" WATCHED, "result" MINUTE_ACK_RESULTS], "Ack items settled in it.";
+    QUEUE_POP_LAG = Gauge "queen_queue_pop_lag_milliseconds" ["queue" WATCHED, "stat" LAG_STATS], "Age of messages when they were delivered in it.";
+    QUEUE_PARKED_CONSUMERS = Gauge "queen_queue_parked_consumers" ["queue" WATCHED], "Parked pops of all brokers in it, on average.";
+    QUEUE_METRICS_AGE = Gauge "queen_queue_metrics_age_seconds" ["queue" WATCHED], "Seconds since that bucket began.";
+
     // Retention.
     RETENTION_SEGMENTS = Counter "regent_retention_segments_total" ["rule" RETENTION_RULES], "Segments deleted, by the rule that let them go.";
     RETENTION_MESSAGES = Counter "regent_retention_messages_total" ["rule" RETENTION_RULES], "Messages in deleted segments, by rule.";
@@ -192,7 +216,8 @@ metrics! {
 }
 
 impl Metric {
-    /// Every combination of values that its labels can have; one empty one without labels.
+    /// Every combination of values that its labels can have from the start; one empty one without labels, none for gauges
+    /// of single queues.
     pub fn series(&self) -> Vec<Vec<Label>> {
         let mut all = vec![Vec::new()];
         for (key, values) in self.labels {

@@ -9,6 +9,7 @@ use crate::broker::settings::{BrokerSettings, DefaultSubscription, StatisticsSet
 use crate::broker::spool::SpoolSettings;
 use crate::broker::sweep_width::Pace;
 use crate::broker::transaction::TransactionSettings;
+use crate::broker::watched_queues::WatchSettings;
 use crate::config::{Config, PopAutopilot, SubscriptionMode};
 
 /// The limits and switches of the domain, from the configuration.
@@ -34,6 +35,11 @@ pub(super) fn broker_settings(config: &Config) -> BrokerSettings {
         autopilot: autopilot_settings(config),
         ack: ack_settings(config),
         statistics: statistics_settings(config),
+        watch: WatchSettings {
+            names: config.statistics.watched_queues.clone(),
+            busiest: config.statistics.watched_queues_busiest,
+            interval: Duration::from_millis(config.statistics.stats_interval_ms),
+        },
         transaction: transaction_settings(config),
         retention: retention_settings(config),
         encryption_key: config.security.encryption_key.as_ref().map(|key| *key.bytes()),

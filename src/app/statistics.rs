@@ -25,6 +25,24 @@ pub(super) fn spawn(supervisor: &Supervisor, broker: &Broker) {
         let broker = minutes.clone();
         async move { broker.run_minutes(&stop).await }
     });
+    let watched = broker.clone();
+    supervisor.spawn("watched_queues", move |stop| {
+        let broker = watched.clone();
+        async move {
+            loop {
+                let Some(done) = stop.run_until_cancelled(broker.look_at_watched_queues()).await else { break };
+                count_pass("watched_queues", done.is_ok());
+                if let Err(error) = done {
+                    tracing::debug!(%error, "metrics of single queues are late; next look as planned");
+                }
+                let pause = tokio::time::sleep(broker.watched_queues().interval());
+                if stop.run_until_cancelled(pause).await.is_none() {
+                    break;
+                }
+            }
+            Ok::<(), BrokerError>(())
+        }
+    });
     let statistics = broker.inspection().statistics().clone();
     supervisor.spawn("segment_sizes", move |stop| {
         let statistics = statistics.clone();

@@ -16,6 +16,7 @@ use super::minutes::{Count, Totals};
 use super::pop::{PopAnswer, PopRequest, Popped, Scope};
 use super::push::{PushItem, PushResult, PushStatus};
 use super::push_flush::Appended;
+use super::watched_queues::{WatchSettings, WatchedQueues};
 use crate::ids::{GroupId, PartitionId, QueueId};
 use crate::store::minutes::Operations;
 
@@ -72,6 +73,7 @@ pub struct Activity {
     groups: DashMap<GroupId, GroupActivity>,
     recent: Mutex<Recent>,
     totals: Totals,
+    watched: WatchedQueues,
 }
 
 /// Two halves: when the younger is full, the older is dropped. What was written last is always among them.
@@ -90,6 +92,16 @@ impl Recent {
 }
 
 impl Activity {
+    /// Nothing has happened yet.
+    pub fn new(watch: WatchSettings) -> Activity {
+        Activity { watched: WatchedQueues::new(watch), ..Activity::default() }
+    }
+
+    /// Queues with metrics of their own.
+    pub fn watched(&self) -> &WatchedQueues {
+        &self.watched
+    }
+
     /// Something about a queue changed that its snapshot shows.
     pub fn touched(&self, queue: QueueId) {
         self.with_queue(queue, |_| {});
@@ -106,6 +118,7 @@ impl Activity {
     /// A push stored messages in a queue.
     pub fn pushed(&self, queue: QueueId, messages: u64) {
         self.count(Count::PushMessages, messages);
+        self.watched.pushed(queue, messages);
         self.with_queue(queue, |activity| {
             activity.push_requests.fetch_add(1, Ordering::Relaxed);
             activity.push_messages.fetch_add(messages, Ordering::Relaxed);
@@ -119,6 +132,7 @@ impl Activity {
             let lag = part.runs.first().map(|run| (now - run.created_at).num_milliseconds().max(0).unsigned_abs());
             let messages = part.hashes.len() as u64;
             self.count(Count::PopMessages, messages);
+            self.watched.popped(part.span.queue.id, part.span.group, messages);
             self.with_queue(part.span.queue.id, |activity| {
                 activity.pop_messages.fetch_add(messages, Ordering::Relaxed);
                 if let Some(lag) = lag {
@@ -142,6 +156,7 @@ impl Activity {
         self.count(Count::AckRequests, 1);
         self.count(Count::AckSuccess, success);
         self.count(Count::AckFailed, failed);
+        self.watched.acked(group, success, failed);
         if let Some(activity) = followed(&self.groups, group) {
             activity.ack_requests.fetch_add(1, Ordering::Relaxed);
             activity.ack_success.fetch_add(success, Ordering::Relaxed);

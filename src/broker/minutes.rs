@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Broker;
 use super::error::BrokerResult;
+use crate::ids::QueueId;
 use crate::process::{self, Usage};
 use crate::store::minutes::{BrokerMinute, Operations, QueueMinute};
 
@@ -173,6 +174,7 @@ impl Broker {
             (row.parked_sum, row.parked_samples) = (sum, samples);
         }
         rows.retain(|_, row| *row != QueueMinute::default());
+        self.activity.watched().note_minute(rows.iter().map(|(queue, row)| (QueueId(*queue), busy(row))));
         busiest(rows, self.pop.settings.statistics.queues_max)
     }
 
@@ -197,10 +199,13 @@ impl Gathered {
     }
 }
 
+/// How much happened to a queue.
+fn busy(row: &QueueMinute) -> i64 {
+    row.push_messages + row.pop_messages + row.ack_requests + row.pop_empty + row.parked_sum
+}
+
 /// Queue rows in key order; those past `max`, the least busy, are added up as queue 0.
 fn busiest(rows: HashMap<i32, QueueMinute>, max: usize) -> Vec<QueueMinute> {
-    let busy =
-        |row: &QueueMinute| row.push_messages + row.pop_messages + row.ack_requests + row.pop_empty + row.parked_sum;
     let mut rows: Vec<QueueMinute> = rows.into_iter().map(|(queue, row)| QueueMinute { queue, ..row }).collect();
     rows.sort_unstable_by_key(|row| (std::cmp::Reverse(busy(row)), row.queue));
     let mut rest = QueueMinute::default();

@@ -60,6 +60,7 @@ pub mod traces;
 pub mod transaction;
 pub mod turns;
 pub mod waiter;
+pub mod watched_queues;
 
 use std::sync::Arc;
 
@@ -145,7 +146,7 @@ impl Broker {
         let ready = ReadyIndex::new(store.clone(), queues.clone());
         let encryption = Encryption::new(settings.encryption_key);
         let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);
-        let activity = Arc::<Activity>::default();
+        let activity = Arc::new(Activity::new(settings.watch.clone()));
         let retention = Retention::new(store.clone(), activity.clone(), settings.retention.clone());
         let cache = SegmentCache::new(settings.segment_cache_bytes_max, store.generation().clone());
         let released = {

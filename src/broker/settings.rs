@@ -6,6 +6,7 @@ use super::ack::AckSettings;
 use super::autopilot::AutopilotSettings;
 use super::retention::RetentionSettings;
 use super::transaction::TransactionSettings;
+use super::watched_queues::WatchSettings;
 
 /// Where a named group starts that says nothing itself (`DEFAULT_SUBSCRIPTION_MODE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,8 @@ pub struct BrokerSettings {
     pub ack: AckSettings,
     /// Statistics and minute buckets.
     pub statistics: StatisticsSettings,
+    /// Queues with metrics of their own.
+    pub watch: WatchSettings,
     /// The transaction path.
     pub transaction: TransactionSettings,
     /// Deletion.
@@ -111,6 +114,7 @@ impl Default for BrokerSettings {
             autopilot: AutopilotSettings::default(),
             ack: AckSettings::default(),
             statistics: StatisticsSettings::default(),
+            watch: WatchSettings::default(),
             transaction: TransactionSettings::default(),
             retention: RetentionSettings::default(),
             encryption_key: None,

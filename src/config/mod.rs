@@ -254,6 +254,7 @@ impl Config {
     fn resolve(&mut self) -> Result<(), ConfigError> {
         self.postgres.resolve();
         self.security.resolve()?;
+        self.statistics.resolve();
         if self.server_id.is_empty() {
             self.server_id = format!("regent-{:08x}", rand::random::<u32>());
         }
@@ -271,6 +272,7 @@ impl Config {
         self.limits.validate(self.http.body_bytes_max)?;
         self.security.validate()?;
         self.retention.validate()?;
+        self.statistics.validate()?;
         if self.push.fusion_bytes_max > self.limits.request_bytes_max() {
             return Err(ConfigError::invalid(
                 "push-fusion-bytes-max",

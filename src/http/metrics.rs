@@ -43,12 +43,14 @@ fn summary(uptime: Duration, requests: u64, figures: &Figures, usage: &Usage) ->
 pub async fn prometheus(State(state): State<AppState>) -> Response {
     process::sample();
     metrics::gauge!(names::HTTP_INFLIGHT).set(meter::requests().1 as f64);
+    let mut per_queue = String::new();
     if let Some(broker) = state.broker.get() {
         broker.figures().show();
+        per_queue = broker.watched_queues_exposition();
     }
     let headers =
         [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, state.metrics.render()).into_response()
+    (headers, state.metrics.render() + &per_queue).into_response()
 }
 
 #[cfg(test)]

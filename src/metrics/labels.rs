@@ -141,6 +141,21 @@ pub const TRANSACTION_OUTCOMES: &[&str] =
     &["committed", "bad_request", "duplicate", "ack_rejected", "db_error", "overloaded", "no_database", "unknown"];
 /// Operations of a transaction.
 pub const TRANSACTION_OPERATION_TYPES: &[&str] = &["push", "ack"];
+/// Where the queues count that are not watched (`broker/watched_queues.rs`).
+pub const OTHER_QUEUES: &str = "(other)";
+/// A queue in counters. The watched ones join when their names are known.
+pub const QUEUES: &[&str] = &[OTHER_QUEUES];
+/// A queue in gauges: only watched ones.
+pub const WATCHED: &[&str] = &[];
+/// The label of those gauges.
+pub const PER_QUEUE: (&str, &[&str]) = ("queue", WATCHED);
+/// Of documented gauges.
+pub const MINUTE_ACK_RESULTS: &[&str] = &["success", "failed"];
+/// Of documented gauges.
+pub const LAG_STATS: &[&str] = &["avg", "max"];
+/// Of documented gauges that tell about the whole database.
+pub const CLUSTER: &[&str] = &["cluster"];
+
 /// Background tasks of the supervisor (`app.rs`).
 pub const LOOPS: &[&str] = &[
     "ready_deadlines",
@@ -154,6 +169,7 @@ pub const LOOPS: &[&str] = &[
     "peer_listener",
     "statistics",
     "segment_sizes",
+    "watched_queues",
     "push_flush",
     "claims",
     "segment_reads",
@@ -281,5 +297,6 @@ pub const STATEMENTS: &[&str] = &[
     "summing sizes",
     "taking a turn",
     "walking partitions",
+    "watched queues",
     OTHER,
 ];

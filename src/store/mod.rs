@@ -36,6 +36,7 @@ pub mod system_state;
 pub mod tls;
 pub mod traces;
 pub mod transactions;
+pub mod watched_queues;
 
 pub use error::{StoreError, StoreResult};
 

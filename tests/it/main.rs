@@ -31,3 +31,4 @@ mod schema;
 mod several_brokers;
 mod tls;
 mod transactions;
+mod watched_queues;
