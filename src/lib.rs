@@ -15,5 +15,6 @@ pub mod ids;
 pub mod metrics;
 pub mod process;
 pub mod shutdown;
+pub mod spans;
 pub mod store;
 pub mod telemetry;

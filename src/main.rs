@@ -9,7 +9,7 @@ use regent::app::App;
 use regent::config::{Config, ConfigError, Database};
 use regent::embedded::{EmbeddedPostgres, encryption_key};
 use regent::shutdown::Shutdown;
-use regent::telemetry;
+use regent::{spans, telemetry};
 
 /// Requests allocate and free small pieces on different threads all the time; glibc's allocator took a fifth of the
 /// broker's CPU time at high rates (docs/benchmarks.md).
@@ -62,6 +62,7 @@ fn fatal(error: &dyn Display) -> ExitCode {
 async fn run(mut config: Config) -> anyhow::Result<()> {
     let shutdown = Shutdown::new();
     shutdown.listen_for_signals(config.http.drain_ms_max).context("cannot listen for signals")?;
+    let traces = spans::start(&config.traces, &config.server_id).context("cannot send traces")?;
     let embedded = match config.postgres.database() {
         Database::Outside(_) => None,
         Database::Embedded => {
@@ -74,6 +75,9 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
         }
     };
     let served = serve(config, shutdown).await;
+    if let Some(traces) = traces {
+        traces.stop().await;
+    }
     if let Some(postgres) = embedded
         && let Err(error) = postgres.stop().await
     {

@@ -37,6 +37,7 @@ use crate::broker::fusion_batch::Caps;
 use crate::broker::lease::{Hit, Miss};
 use crate::broker::minutes::Count;
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
+use crate::spans;
 use crate::store::Store;
 use meter::{AckMeter, Road};
 use outcome::Change;
@@ -125,7 +126,7 @@ impl AckPipeline {
         let count = items.len();
         let call = Call { group_name: group_name.into(), items };
         let inner = self.inner.clone();
-        let work = tokio::spawn(async move { inner.run(call).await });
+        let work = tokio::spawn(spans::carried(async move { inner.run(call).await }));
         work.await.unwrap_or_else(|error| {
             tracing::error!(%error, "an ack call was aborted");
             vec![AckAnswer::refused(AckError::FlushFailed); count]

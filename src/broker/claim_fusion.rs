@@ -124,6 +124,7 @@ pub struct Flush {
 impl Batch for Flush {
     type Job = ClaimJob;
     type State = ();
+    const SPAN: &'static str = "flush of claims";
     const OVERLOADED: &'static str = "too many pops under way";
 
     fn state(&self) {}

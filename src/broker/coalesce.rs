@@ -10,6 +10,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::error::{BrokerError, BrokerResult};
+use crate::spans::{self, Place};
 
 /// What is done with a batch.
 pub trait Batch: Send + Sync + 'static {
@@ -17,6 +18,8 @@ pub trait Batch: Send + Sync + 'static {
     type Job: std::fmt::Debug + Send + 'static;
     /// What one worker keeps from batch to batch.
     type State: Send;
+    /// What its batches are called in traces.
+    const SPAN: &'static str;
     /// Why a job is refused when too many wait.
     const OVERLOADED: &'static str;
     /// The state of a worker that starts.
@@ -50,8 +53,8 @@ pub struct Coalescer<B: Batch> {
 struct Inner<B: Batch> {
     batch: B,
     bounds: Bounds,
-    intake: mpsc::Sender<B::Job>,
-    outlet: Mutex<mpsc::Receiver<B::Job>>,
+    intake: mpsc::Sender<(B::Job, Place)>,
+    outlet: Mutex<mpsc::Receiver<(B::Job, Place)>>,
 }
 
 impl<B: Batch> Clone for Coalescer<B> {
@@ -79,7 +82,7 @@ impl<B: Batch> Coalescer<B> {
 
     /// Takes a job in, or refuses it when too many wait. Never waits.
     pub fn submit(&self, job: B::Job) -> BrokerResult<()> {
-        self.inner.intake.try_send(job).map_err(|error| match error {
+        self.inner.intake.try_send((job, spans::here())).map_err(|error| match error {
             TrySendError::Full(_) => BrokerError::overloaded(B::OVERLOADED, 1),
             TrySendError::Closed(_) => BrokerError::Stopping,
         })
@@ -87,22 +90,23 @@ impl<B: Batch> Coalescer<B> {
 
     /// Takes a job in, waiting while too many others wait.
     pub async fn submit_when_free(&self, job: B::Job) -> BrokerResult<()> {
-        self.inner.intake.send(job).await.map_err(|_| BrokerError::Stopping)
+        self.inner.intake.send((job, spans::here())).await.map_err(|_| BrokerError::Stopping)
     }
 
     /// Runs one worker until `stop` fires and everything taken in is answered.
     pub async fn run(&self, stop: &CancellationToken) {
         let mut state = self.inner.batch.state();
         let mut carried = Vec::new();
-        while let Some(jobs) = self.next_batch(carried, stop).await {
-            carried = self.inner.batch.run(&mut state, jobs).await;
+        while let Some((jobs, places)) = self.next_batch(carried, stop).await {
+            carried = spans::shared(B::SPAN, places, self.inner.batch.run(&mut state, jobs)).await;
         }
     }
 
-    /// What was carried over, else the next job, and whatever waits beside it.
-    async fn next_batch(&self, carried: Vec<B::Job>, stop: &CancellationToken) -> Option<Vec<B::Job>> {
+    /// What was carried over, else the next job, and whatever waits beside it; and where those were taken in. What is carried
+    /// over has left its trace.
+    async fn next_batch(&self, carried: Vec<B::Job>, stop: &CancellationToken) -> Option<(Vec<B::Job>, Vec<Place>)> {
         let Bounds { jobs_max, weight_max, .. } = self.inner.bounds;
-        let mut jobs = carried;
+        let (mut jobs, mut places) = (carried, Vec::new());
         let mut outlet = if jobs.is_empty() {
             let mut outlet = self.inner.outlet.lock().await;
             let first = tokio::select! {
@@ -114,20 +118,23 @@ impl<B: Batch> Coalescer<B> {
                     outlet.recv().await
                 }
             };
-            jobs.push(first?);
+            let (job, place) = first?;
+            jobs.push(job);
+            places.extend(place.if_traced());
             outlet
         } else {
             // An idle worker holds the outlet until the next job comes: what was carried over must not wait for that.
-            let Ok(outlet) = self.inner.outlet.try_lock() else { return Some(jobs) };
+            let Ok(outlet) = self.inner.outlet.try_lock() else { return Some((jobs, places)) };
             outlet
         };
         let mut weight: usize = jobs.iter().map(B::weight).sum();
         while jobs.len() < jobs_max && weight < weight_max {
-            let Ok(job) = outlet.try_recv() else { break };
+            let Ok((job, place)) = outlet.try_recv() else { break };
             weight += B::weight(&job);
             jobs.push(job);
+            places.extend(place.if_traced());
         }
-        Some(jobs)
+        Some((jobs, places))
     }
 }
 
@@ -153,6 +160,7 @@ mod tests {
     impl Batch for Twice {
         type Job = Job;
         type State = ();
+        const SPAN: &'static str = "twice";
         const OVERLOADED: &'static str = "too many jobs";
         fn state(&self) {}
         fn weight(_: &Job) -> usize {

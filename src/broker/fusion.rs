@@ -21,6 +21,7 @@ use super::ack::item::{Release, ReleaseListener};
 use super::ack::meter::AckMeter;
 use super::fusion_batch::{Batch, Caps, Fused};
 use super::lease::{Hit, Miss};
+use crate::spans::{self, Place};
 
 pub mod flush;
 
@@ -41,6 +42,8 @@ pub enum Covered {
 #[derive(Debug)]
 pub struct Room {
     _permit: OwnedSemaphorePermit,
+    /// Where in a trace it was taken.
+    asked: Place,
 }
 
 /// An advance on its way into a flush.
@@ -118,13 +121,13 @@ impl Shard {
     /// Waits for a place, at most that long. `None`: the shard is full.
     pub async fn room(&self, wait_max: Duration) -> Option<Room> {
         if let Ok(_permit) = self.room.clone().try_acquire_owned() {
-            return Some(Room { _permit });
+            return Some(Room { _permit, asked: spans::here() });
         }
         tokio::time::timeout(wait_max, self.room.clone().acquire_owned())
             .await
             .ok()?
             .ok()
-            .map(|_permit| Room { _permit })
+            .map(|_permit| Room { _permit, asked: spans::here() })
     }
 
     /// Takes an advance in. Never waits.
@@ -259,7 +262,9 @@ async fn flush_batch(tools: ShardTools, batch: Batch<Pending>, _done: SayDone) {
     let rows = batch.into_rows();
     let advances: Vec<_> = rows.iter().map(|row| row.advance).collect();
     let started = Instant::now();
-    let outcomes = tools.flusher.advance(&advances).await;
+    let asked = rows.iter().flat_map(|row| std::iter::once(&row.waiter).chain(&row.followers));
+    let asked: Vec<Place> = asked.filter_map(|pending| pending.room.asked.clone().if_traced()).collect();
+    let outcomes = spans::shared("flush of acks", asked, tools.flusher.advance(&advances)).await;
     tools.meter.flushed(advances.len(), started.elapsed());
     for (Fused { advance, waiter, followers }, flushed) in rows.into_iter().zip(outcomes) {
         if flushed == Flushed::Committed {

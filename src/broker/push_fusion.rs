@@ -126,6 +126,7 @@ pub struct Shard {
 impl Batch for Shard {
     type Job = PushJob;
     type State = DedupMemory;
+    const SPAN: &'static str = "flush of pushes";
     const OVERLOADED: &'static str = "too many pushes under way";
 
     fn state(&self) -> DedupMemory {

@@ -89,6 +89,7 @@ pub struct SharedRead {
 impl Batch for SharedRead {
     type Job = ReadJob;
     type State = ();
+    const SPAN: &'static str = "flush of reads";
     const OVERLOADED: &'static str = "too many reads under way";
 
     fn state(&self) {}

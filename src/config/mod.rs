@@ -20,6 +20,7 @@ mod spool;
 mod statistics;
 #[cfg(test)]
 mod tests;
+mod traces;
 mod transaction;
 
 use std::ffi::OsString;
@@ -43,6 +44,7 @@ pub use secret::{EncryptionKey, Secret};
 pub use security::SecurityConfig;
 pub use spool::SpoolConfig;
 pub use statistics::StatisticsConfig;
+pub use traces::TracesConfig;
 pub use transaction::TransactionConfig;
 
 const AFTER_HELP: &str = "\
@@ -169,6 +171,9 @@ pub struct Config {
     /// Logs.
     #[command(flatten)]
     pub log: LogConfig,
+    /// Traces.
+    #[command(flatten)]
+    pub traces: TracesConfig,
 
     /// What to say about the configuration once the log works.
     #[arg(skip)]
@@ -273,6 +278,7 @@ impl Config {
         self.security.validate()?;
         self.retention.validate()?;
         self.statistics.validate()?;
+        self.traces.validate()?;
         if self.push.fusion_bytes_max > self.limits.request_bytes_max() {
             return Err(ConfigError::invalid(
                 "push-fusion-bytes-max",

@@ -28,6 +28,7 @@ pub mod server;
 pub mod state;
 pub mod status;
 pub mod system_metrics;
+pub mod traced;
 pub mod traces;
 pub mod transaction;
 pub mod window;
@@ -39,18 +40,21 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 
+use crate::spans;
 use error::{envelope, no_such_route};
 use state::AppState;
 
 /// The routes of [`routes::ROUTES`] behind what every request passes.
 pub fn router(state: AppState) -> Router {
-    routes::built()
+    let router = routes::built()
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)
         .layer(DefaultBodyLimit::max(state.body_bytes_max))
         .layer(middleware::from_fn_with_state(state.clone(), check_request))
-        .layer(middleware::from_fn(meter::measure))
-        .with_state(state)
+        .layer(middleware::from_fn(meter::measure));
+    // Without traces there is no layer to pass.
+    let router = if spans::is_on() { router.layer(middleware::from_fn(traced::trace)) } else { router };
+    router.with_state(state)
 }
 
 /// What is refused before any handler: announced bodies over the limit (413, plain text) and broken percent escapes.

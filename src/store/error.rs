@@ -158,7 +158,9 @@ pub(crate) trait Timed<T>: Future<Output = Result<T, sqlx::Error>> + Sized {
     fn timed(self, during: &'static str) -> impl Future<Output = StoreResult<T>> {
         async move {
             let started = Instant::now();
+            let span = crate::spans::statement(during);
             let done = self.await;
+            span.done(&done);
             let statements = &*STATEMENT_SECONDS;
             if let Some(seconds) = statements.get(during).or_else(|| statements.get(OTHER)) {
                 seconds.record(started.elapsed().as_secs_f64());

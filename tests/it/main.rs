@@ -30,5 +30,6 @@ mod retention;
 mod schema;
 mod several_brokers;
 mod tls;
+mod traces_exported;
 mod transactions;
 mod watched_queues;

@@ -62,6 +62,7 @@ impl Lane {
 impl Batch for Lane {
     type Job = Waiting;
     type State = DedupMemory;
+    const SPAN: &'static str = "flush of transactions";
     const OVERLOADED: &'static str = "too many transactions under way";
 
     fn state(&self) -> DedupMemory {

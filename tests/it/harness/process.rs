@@ -33,21 +33,31 @@ impl Drop for DataDir {
 impl BrokerProcess {
     /// Starts it on a fresh data directory and waits until it is healthy.
     pub async fn start() -> BrokerProcess {
+        BrokerProcess::start_with(&[]).await
+    }
+
+    /// The same with these variables.
+    pub async fn start_with(variables: &[(&str, &str)]) -> BrokerProcess {
         let dir = PathBuf::from(format!("/tmp/regent-it-crash-{}", uuid::Uuid::new_v4().simple()));
         std::fs::create_dir(&dir).unwrap();
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
-        let process = BrokerProcess { child: spawn(&dir, address), data: DataDir(dir), address };
+        let process = BrokerProcess { child: spawn(&dir, address, variables), data: DataDir(dir), address };
         process.healthy().await;
         process
     }
 
     /// Starts it again on the same directory and address.
     pub async fn restart(&mut self) {
+        self.restart_with(&[]).await;
+    }
+
+    /// The same with these variables.
+    pub async fn restart_with(&mut self, variables: &[(&str, &str)]) {
         self.reap();
-        self.child = spawn(&self.data.0, self.address);
+        self.child = spawn(&self.data.0, self.address, variables);
         self.healthy().await;
     }
 
@@ -123,7 +133,7 @@ impl Drop for BrokerProcess {
     }
 }
 
-fn spawn(dir: &Path, address: SocketAddr) -> Child {
+fn spawn(dir: &Path, address: SocketAddr, variables: &[(&str, &str)]) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("broker.log")).unwrap();
     Command::new(env!("CARGO_BIN_EXE_regent"))
         .arg("--port")
@@ -131,6 +141,7 @@ fn spawn(dir: &Path, address: SocketAddr) -> Child {
         .arg("--data-dir")
         .arg(dir.join("data"))
         .env_remove("DATABASE_URL")
+        .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(log.try_clone().unwrap())
         .stderr(log)
