@@ -266,7 +266,8 @@ impl Inner {
             Fast::Answered(road, answers) => (road, answers),
             Fast::Resolve { in_doubt } => {
                 let _permit = resolved.acquire().await;
-                (Road::Resolved, self.resolve(call, group, in_doubt).await)
+                // Boxed: inline it would make every group of every call some 30 KB, resolved or not.
+                (Road::Resolved, Box::pin(self.resolve(call, group, in_doubt)).await)
             }
         };
         self.meter.answered(road, started.elapsed());
@@ -325,7 +326,7 @@ impl Inner {
             Ok(answer) => match answer.await {
                 Ok(Covered::Miss(miss)) => self.missed(miss),
                 Ok(Covered::Hit(hit)) => {
-                    let flushed = self.flusher.advance(std::slice::from_ref(&hit.advance)).await;
+                    let flushed = Box::pin(self.flusher.advance(std::slice::from_ref(&hit.advance))).await;
                     let flushed = flushed.first().copied().unwrap_or(Flushed::Failed);
                     if flushed == Flushed::Committed {
                         self.listener.released(group.partition, hit.advance.group, Release::Finished);
@@ -381,4 +382,20 @@ impl Inner {
 
 fn refused(group: &Group, error: AckError) -> Vec<AckAnswer> {
     vec![AckAnswer::refused(error); group.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of<'a, F>(_: fn(&'a Inner, &'a Call, &'a Group, &'a Semaphore) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// A call may have hundreds of groups under way at once (`LANES_PER_CALL_MAX`).
+    #[test]
+    fn a_group_under_way_is_small() {
+        let bytes = bytes_of(Inner::run_group);
+        assert!(bytes < 2048, "{bytes}");
+    }
 }

@@ -6,55 +6,40 @@
 //! gets no pushes is dropped after that, and past the bound whole partitions are dropped: their next push reads the
 //! window again.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use indexmap::IndexMap;
+
+use super::dedup_ids::Ids;
 use crate::ids::{Offset, PartitionId, TransactionHash};
 
 /// Bytes that one remembered id costs about: key, offset, table slack.
 const ENTRY_BYTES: usize = 24;
 /// Bytes that one remembered partition costs beside its ids.
-const PARTITION_BYTES: usize = 256;
+const PARTITION_BYTES: usize = 144;
 /// Windows are judged by the database clock, ages here by ours: keep ids a little longer.
 const CLOCK_SLACK: Duration = Duration::from_secs(30);
 
-/// Hashes are hashes already.
-#[derive(Clone, Copy, Debug, Default)]
-struct Identity(u64);
+/// Whole seconds since the memory was made, rounded up: what is kept since then is kept a little longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Second(u32);
 
-impl Hasher for Identity {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 << 8) | u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-}
-
-type Ids = HashMap<u64, i64, BuildHasherDefault<Identity>>;
-
-/// Two generations: a rotation drops ids that are older than a window and never one that is younger.
+/// Two generations: a rotation drops ids that are older than a window and never one that is younger. There may be a
+/// million of these: 88 bytes each.
 #[derive(Debug)]
 struct Memory {
     older: Ids,
     newer: Ids,
-    newer_since: Instant,
-    /// Every stored message committed since then and below `next` is remembered.
-    covers_since: Option<Instant>,
+    /// Every stored message committed since then and below `next` is remembered: nanoseconds since the memory was made.
+    covers_since: i64,
     next: i64,
-    used: Instant,
-    /// How long after its last use nothing of it is inside the window any more.
-    keep: Duration,
+    newer_since: Second,
+    used: Second,
+    /// How long after its last use nothing of it is inside the window any more, in seconds.
+    keep: u32,
     /// Two ids share their 64 bits: nothing can be called surely new.
     ambiguous: bool,
 }
@@ -95,11 +80,35 @@ impl DedupBudget {
     }
 }
 
+/// From `made` to so long before `at`.
+fn nanoseconds(made: Instant, at: Instant, before: Duration) -> i64 {
+    let whole = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+    whole(at.saturating_duration_since(made)).saturating_sub(whole(before))
+}
+
+impl Second {
+    fn instant(self, made: Instant) -> Instant {
+        made + Duration::from_secs(u64::from(self.0))
+    }
+
+    fn is_ahead_of(self, made: Instant, now: Instant) -> bool {
+        self.instant(made) > now
+    }
+}
+
+impl Memory {
+    fn expires(&self) -> Second {
+        Second(self.used.0.saturating_add(self.keep))
+    }
+}
+
 /// The memory of one push shard or transaction lane.
 #[derive(Debug)]
 pub struct DedupMemory {
-    partitions: HashMap<PartitionId, Memory>,
-    expiry: VecDeque<(Instant, PartitionId)>,
+    /// Entries lie packed: a table of them would be half empty after each doubling.
+    partitions: IndexMap<PartitionId, Memory>,
+    expiry: VecDeque<(Second, PartitionId)>,
+    made: Instant,
     entries: usize,
     budget: Arc<DedupBudget>,
     /// What the budget knows of it.
@@ -118,22 +127,35 @@ impl DedupMemory {
     pub fn new(budget: &Arc<DedupBudget>) -> DedupMemory {
         budget.members.fetch_add(1, Ordering::Relaxed);
         let budget = budget.clone();
-        DedupMemory { partitions: HashMap::new(), expiry: VecDeque::new(), entries: 0, budget, counted: 0 }
+        DedupMemory {
+            partitions: IndexMap::new(),
+            expiry: VecDeque::new(),
+            made: Instant::now(),
+            entries: 0,
+            budget,
+            counted: 0,
+        }
+    }
+
+    fn second(&self, at: Instant) -> Second {
+        let whole = at.saturating_duration_since(self.made).as_secs();
+        Second(u32::try_from(whole).unwrap_or(u32::MAX).saturating_add(1))
     }
 
     /// What to read before the partition's memory may be used: its last offset is `last`, its window `window_seconds`.
     pub fn refresh(&mut self, partition: PartitionId, last: Offset, window_seconds: i32, now: Instant) -> Refresh {
         let window = Duration::from_secs(u64::from(window_seconds.unsigned_abs()));
+        let (made, this_second) = (self.made, self.second(now));
         let Some(memory) = self.partitions.get_mut(&partition) else { return Refresh::Window };
-        if memory.ambiguous || memory.covers_since.is_some_and(|since| since + window > now) {
+        if memory.ambiguous || memory.covers_since > nanoseconds(made, now, window) {
             return Refresh::Window;
         }
-        if now.saturating_duration_since(memory.newer_since) > window + CLOCK_SLACK {
+        if memory.newer_since.instant(made) + window + CLOCK_SLACK < now {
             self.entries -= memory.older.len();
             memory.older = std::mem::take(&mut memory.newer);
             // What the older generation holds was committed after its own start.
-            memory.covers_since = Some(memory.newer_since);
-            memory.newer_since = now;
+            memory.covers_since = nanoseconds(made, memory.newer_since.instant(made), Duration::ZERO);
+            memory.newer_since = this_second;
         }
         if memory.next > last.0 { Refresh::Nothing } else { Refresh::From(Offset(memory.next)) }
     }
@@ -142,25 +164,26 @@ impl DedupMemory {
     pub fn start(&mut self, partition: PartitionId, last: Offset, window_seconds: i32, now: Instant) {
         self.forget(partition);
         let window = Duration::from_secs(u64::from(window_seconds.unsigned_abs()));
-        let keep = (window + CLOCK_SLACK) * 2;
-        let covers_since = if last == Offset::NONE { None } else { Some(now.checked_sub(window).unwrap_or(now)) };
+        let this_second = self.second(now);
         let memory = Memory {
             older: Ids::default(),
             newer: Ids::default(),
-            newer_since: now,
-            covers_since,
+            newer_since: this_second,
+            covers_since: if last == Offset::NONE { i64::MIN } else { nanoseconds(self.made, now, window) },
+            used: this_second,
+            keep: u32::try_from(((window + CLOCK_SLACK) * 2).as_secs()).unwrap_or(u32::MAX),
             next: last.0 + 1,
-            used: now,
-            keep,
             ambiguous: false,
         };
+        self.expiry.push_back((memory.expires(), partition));
         self.partitions.insert(partition, memory);
-        self.expiry.push_back((now + keep, partition));
     }
 
     /// Adds stored hashes, in offset order.
     pub fn add(&mut self, partition: PartitionId, base: Offset, hashes: &[TransactionHash], now: Instant) {
+        let this_second = self.second(now);
         let Some(memory) = self.partitions.get_mut(&partition) else { return };
+        memory.newer.reserve(hashes.len());
         for (offset, hash) in (base.0..).zip(hashes) {
             if memory.newer.insert(hash.0 as u64, offset).is_some_and(|before| before != offset) {
                 memory.ambiguous = true;
@@ -168,14 +191,14 @@ impl DedupMemory {
         }
         self.entries += hashes.len();
         memory.next = memory.next.max(base.0 + hashes.len() as i64);
-        memory.used = now;
+        memory.used = this_second;
     }
 
     /// The offsets at which this hash may be stored; none = surely new.
     pub fn candidates(&self, partition: PartitionId, hash: TransactionHash) -> impl Iterator<Item = Offset> + '_ {
         let key = hash.0 as u64;
         let memory = self.partitions.get(&partition);
-        memory.into_iter().flat_map(move |m| [m.older.get(&key), m.newer.get(&key)]).flatten().map(|o| Offset(*o))
+        memory.into_iter().flat_map(move |m| [m.older.get(key), m.newer.get(key)]).flatten().map(Offset)
     }
 
     /// Whether it answers for this partition.
@@ -185,27 +208,45 @@ impl DedupMemory {
 
     /// Drops the partition: what was stored is not known for certain.
     pub fn forget(&mut self, partition: PartitionId) {
-        if let Some(memory) = self.partitions.remove(&partition) {
+        if let Some(memory) = self.partitions.swap_remove(&partition) {
             self.entries = self.entries.saturating_sub(memory.older.len() + memory.newer.len());
         }
     }
 
     /// Drops what is out of date, and whole partitions while the bound is exceeded.
     pub fn trim(&mut self, now: Instant) {
-        while self.expiry.front().is_some_and(|(at, _)| *at <= now) {
+        while self.expiry.front().is_some_and(|(at, _)| !at.is_ahead_of(self.made, now)) {
             let Some((_, partition)) = self.expiry.pop_front() else { break };
             let Some(memory) = self.partitions.get(&partition) else { continue };
-            if memory.used + memory.keep > now {
-                self.expiry.push_back((memory.used + memory.keep, partition));
+            let expires = memory.expires();
+            if expires.is_ahead_of(self.made, now) {
+                self.expiry.push_back((expires, partition));
             } else {
                 self.forget(partition);
             }
         }
+        self.give_back();
         self.count();
         while self.budget.is_exceeded_by(self.counted) {
-            let Some(partition) = self.partitions.keys().next().copied() else { break };
+            if self.partitions.is_empty() {
+                break;
+            }
+            // Any: whichever it is, its next push reads the window again.
+            let victim = self.partitions.get_index(rand::random_range(0..self.partitions.len()));
+            let Some(partition) = victim.map(|(partition, _)| *partition) else { break };
             self.forget(partition);
             self.count();
+        }
+    }
+
+    /// Gives room back that a crowd has left behind.
+    fn give_back(&mut self) {
+        const ROOM_MIN: usize = 4096;
+        if self.partitions.capacity() > ROOM_MIN.max(4 * self.partitions.len()) {
+            self.partitions.shrink_to(2 * self.partitions.len());
+        }
+        if self.expiry.capacity() > ROOM_MIN.max(4 * self.expiry.len()) {
+            self.expiry.shrink_to(2 * self.expiry.len());
         }
     }
 
@@ -233,6 +274,12 @@ mod tests {
 
     fn found(memory: &DedupMemory, text: &str) -> Vec<i64> {
         memory.candidates(P, hash(text)).map(|o| o.0).collect()
+    }
+
+    /// `PARTITION_BYTES` counts this, its key and hash, a slot of the index, its place in the expiry, and slack.
+    #[test]
+    fn a_partition_is_small() {
+        assert_eq!(size_of::<Memory>(), 80);
     }
 
     #[test]

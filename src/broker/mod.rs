@@ -13,6 +13,7 @@ pub mod coalesce;
 pub mod configure;
 pub mod dead_letters;
 pub mod dedup;
+mod dedup_ids;
 pub mod delivery;
 pub mod directory;
 pub mod encryption;
