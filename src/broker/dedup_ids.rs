@@ -33,6 +33,7 @@ pub(super) enum Ids {
     One(u64, i64),
     /// At most [`FEW`]; also none.
     Few(Vec<(u64, i64)>),
+    #[expect(clippy::box_collection, reason = "the size of a generation counts, and a large one is rare")]
     Many(Box<HashMap<u64, i64, BuildHasherDefault<Identity>>>),
 }
 
