@@ -138,3 +138,44 @@ async fn the_busiest_queue_becomes_a_watched_one() {
     broker.push_ids(&busy, "p", ["m3"]).await;
     shows(&broker, &[(pushed, Some(1.0))]).await;
 }
+
+/// What a look costs follows the watched queues, and those with dead letters, not the queues that exist (design §5).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_reads_no_other_queues() {
+    let db = Database::migrated().await;
+    for fill in [
+        "INSERT INTO queen.queues (name) SELECT 'q' || n FROM generate_series(1, 3000) n",
+        "INSERT INTO queen.stats (queue_id, partitions, appended, evicted, pending, processing, leases, \
+           leased_partitions, consumed, dead_letters, computed_at) \
+         SELECT id, 1, 5, 0, 5, 0, 0, 0, 0, CASE WHEN name IN ('q7', 'q8') THEN 4 ELSE 0 END, now() FROM queen.queues",
+        "INSERT INTO queen.queue_minutes (bucket, broker, queue_id, push_messages) \
+         SELECT date_trunc('minute', now()), 'one', id, 3 FROM queen.queues",
+        "INSERT INTO queen.consumer_groups (queue_id, name) SELECT id, 'g' FROM queen.queues",
+    ] {
+        db.execute(fill).await;
+    }
+    // Backends report what they read when they end.
+    db.disconnect_all().await;
+    db.execute("SELECT pg_stat_reset()").await;
+    let config = regent::config::Config::with_database(&db.url).unwrap();
+    let store = regent::app::open_store(&config).await.unwrap();
+    assert_eq!(store.dead_letter_depth().await.unwrap(), 8);
+    let snapshots = store.watched_snapshots(&["q1".into(), "q2".into(), "absent".into()]).await.unwrap();
+    let ids: Vec<_> = snapshots.iter().map(|snapshot| regent::ids::QueueId(snapshot.queue_id)).collect();
+    assert_eq!(snapshots.iter().map(|snapshot| snapshot.pending).collect::<Vec<_>>(), [5, 5]);
+    let minutes = store.watched_minutes(&ids).await.unwrap();
+    assert_eq!(minutes.iter().map(|minute| minute.push_messages).collect::<Vec<_>>(), [3, 3]);
+    assert_eq!(store.watched_groups(&ids).await.unwrap().len(), 2);
+    store.close().await;
+    db.disconnect_all().await;
+    let read: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT t.relname::text, (t.seq_tup_read + (SELECT sum(i.idx_tup_read) FROM pg_stat_user_indexes i \
+           WHERE i.relid = t.relid))::bigint FROM pg_stat_user_tables t WHERE t.schemaname = 'queen' AND t.relname = ANY ($1)",
+    )
+    .bind(["queues", "stats", "queue_minutes", "consumer_groups"].map(str::to_owned).to_vec())
+    .fetch_all(&db.pool)
+    .await
+    .unwrap();
+    assert_eq!(read.len(), 4);
+    assert!(read.iter().all(|(_, rows)| (1..50).contains(rows)), "{read:?}");
+}
