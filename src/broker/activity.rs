@@ -40,6 +40,8 @@ pub struct QueueActivity {
     pub pop_empty: AtomicU64,
     /// Transactions that pushed here.
     pub transactions: AtomicU64,
+    /// Partitions that got their first messages.
+    pub partitions_created: AtomicU64,
     /// Partitions that were deleted because nobody used them.
     pub partitions_deleted: AtomicU64,
     /// Deliveries whose lag was measured.
@@ -112,6 +114,12 @@ impl Activity {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         for append in appended {
             recent.note((append.queue, append.partition));
+        }
+        drop(recent);
+        for (queue, created) in created_by_queue(appended) {
+            self.with_queue(queue, |activity| {
+                activity.partitions_created.fetch_add(created, Ordering::Relaxed);
+            });
         }
     }
 
@@ -256,6 +264,18 @@ impl Activity {
     }
 }
 
+/// How many of the partitions are new, queue by queue; neighbours of one queue count together.
+fn created_by_queue(appended: &[Appended]) -> Vec<(QueueId, u64)> {
+    let mut created: Vec<(QueueId, u64)> = Vec::new();
+    for append in appended.iter().filter(|append| append.is_new) {
+        match created.last_mut() {
+            Some((queue, count)) if *queue == append.queue => *count += 1,
+            _ => created.push((append.queue, 1)),
+        }
+    }
+    created
+}
+
 /// The counters of a queue or group, if it is followed or there is room for one more. The length of the map, which visits
 /// every shard, is asked for only of those that are new.
 fn followed<K: Copy + Eq + Hash, V: Default>(map: &DashMap<K, V>, key: K) -> Option<Ref<'_, K, V>> {
@@ -277,6 +297,7 @@ impl QueueActivity {
             &self.pop_messages,
             &self.pop_empty,
             &self.transactions,
+            &self.partitions_created,
             &self.partitions_deleted,
             &self.lag_count,
             &self.lag_ms_sum,
@@ -352,7 +373,7 @@ mod tests {
     fn recent_partitions_are_bounded_and_the_last_ones_stay() {
         let activity = Activity::default();
         for n in 0..40_000 {
-            activity.appended(&[Appended { queue: QueueId(1), partition: PartitionId(n) }]);
+            activity.appended(&[Appended { queue: QueueId(1), partition: PartitionId(n), is_new: false }]);
         }
         let recent = activity.recent(Some(QueueId(1)));
         assert!(recent.len() <= RECENT_MAX && recent.len() >= RECENT_MAX / 2, "{}", recent.len());

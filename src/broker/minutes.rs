@@ -143,6 +143,7 @@ impl Broker {
             row.pop_messages += take(&activity.pop_messages);
             row.pop_empty += take(&activity.pop_empty);
             row.transactions += take(&activity.transactions);
+            row.partitions_created += take(&activity.partitions_created);
             row.partitions_deleted += take(&activity.partitions_deleted);
             row.lag_count += take(&activity.lag_count);
             row.lag_ms_sum += take(&activity.lag_ms_sum);

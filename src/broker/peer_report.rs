@@ -15,7 +15,7 @@ impl Broker {
             None => None,
         };
         if let Some(partition) = partition {
-            let appended = [Appended { queue: queue.id, partition }];
+            let appended = [Appended { queue: queue.id, partition, is_new: false }];
             self.ready.appended(&appended);
             self.peers.landed(&appended);
             return Ok(());

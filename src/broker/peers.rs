@@ -265,7 +265,7 @@ impl Peers {
             Word::Landed(queue, partitions) => {
                 let appended: Vec<Appended> = partitions
                     .into_iter()
-                    .map(|id| Appended { queue: QueueId(queue), partition: PartitionId(id) })
+                    .map(|id| Appended { queue: QueueId(queue), partition: PartitionId(id), is_new: false })
                     .collect();
                 self.inner.memory.activity.appended(&appended);
                 self.inner.memory.ready.appended(&appended);

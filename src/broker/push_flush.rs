@@ -35,6 +35,8 @@ pub struct Appended {
     pub queue: QueueId,
     /// Its key.
     pub partition: PartitionId,
+    /// Whether these are its first messages, as far as this broker stored them.
+    pub is_new: bool,
 }
 
 /// A committed flush.
@@ -109,7 +111,8 @@ pub async fn flush(
     let mut appended: Vec<Appended> = Vec::new();
     for (partition, plan) in decided.into_iter().flatten() {
         if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {
-            appended.push(Appended { queue: partition.key.queue, partition: partition.id });
+            let is_new = partition.last_offset == Offset::NONE;
+            appended.push(Appended { queue: partition.key.queue, partition: partition.id, is_new });
         }
     }
     Ok(Flushed { outcomes, appended })

@@ -26,6 +26,7 @@ pub struct QueueMinute {
     pub ack_failed: i64,
     pub transactions: i64,
     pub conflated: i64,
+    pub partitions_created: i64,
     pub partitions_deleted: i64,
     pub lag_count: i64,
     pub lag_ms_sum: i64,
@@ -46,6 +47,7 @@ impl QueueMinute {
         self.ack_failed += other.ack_failed;
         self.transactions += other.transactions;
         self.conflated += other.conflated;
+        self.partitions_created += other.partitions_created;
         self.partitions_deleted += other.partitions_deleted;
         self.lag_count += other.lag_count;
         self.lag_ms_sum += other.lag_ms_sum;
@@ -203,10 +205,10 @@ impl Store {
         sqlx::query(
             "INSERT INTO queen.queue_minutes AS m (bucket, broker, queue_id, push_requests, push_messages, pop_messages, \
                pop_empty, ack_requests, ack_success, ack_failed, transactions, lag_count, lag_ms_sum, lag_ms_max, \
-               parked_sum, parked_samples, conflated, partitions_deleted) \
+               parked_sum, parked_samples, conflated, partitions_created, partitions_deleted) \
              SELECT $1, $2, * FROM unnest($3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], \
                $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], \
-               $16::bigint[], $17::bigint[], $18::bigint[]) \
+               $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[]) \
              ON CONFLICT (bucket, queue_id, broker) DO UPDATE SET push_requests = m.push_requests + excluded.push_requests, \
                push_messages = m.push_messages + excluded.push_messages, \
                pop_messages = m.pop_messages + excluded.pop_messages, pop_empty = m.pop_empty + excluded.pop_empty, \
@@ -216,6 +218,7 @@ impl Store {
                lag_ms_max = greatest(m.lag_ms_max, excluded.lag_ms_max), \
                parked_sum = m.parked_sum + excluded.parked_sum, parked_samples = m.parked_samples + excluded.parked_samples, \
                conflated = m.conflated + excluded.conflated, \
+               partitions_created = m.partitions_created + excluded.partitions_created, \
                partitions_deleted = m.partitions_deleted + excluded.partitions_deleted",
         )
         .bind(bucket)
@@ -235,6 +238,7 @@ impl Store {
         .bind(column(|q| q.parked_sum))
         .bind(column(|q| q.parked_samples))
         .bind(column(|q| q.conflated))
+        .bind(column(|q| q.partitions_created))
         .bind(column(|q| q.partitions_deleted))
         .execute(&mut *tx)
         .timed("saving minutes")

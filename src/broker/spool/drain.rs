@@ -235,7 +235,8 @@ impl Drain {
         metrics::counter!(SPOOL_RECORDS, "result" => "stored").increment(landed);
         metrics::counter!(SPOOL_RECORDS, "result" => "duplicate").increment(duplicates);
         if landed > 0 {
-            let appended = [Appended { queue: options.id, partition: locked.id }];
+            let appended =
+                [Appended { queue: options.id, partition: locked.id, is_new: locked.last_offset == Offset::NONE }];
             self.ready.appended(&appended);
             self.peers.landed(&appended);
             self.activity.pushed(options.id, landed);

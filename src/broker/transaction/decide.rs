@@ -260,9 +260,12 @@ impl State {
 
     /// The partitions that get messages.
     pub fn appended(&self) -> Vec<Appended> {
-        let keys: HashSet<&PartitionKey> = self.stored.iter().map(|stored| &stored.key).collect();
-        let appended = |key: &PartitionKey| {
-            self.partitions.get(key).map(|partition| Appended { queue: key.queue, partition: partition.id })
+        let mut keys: HashMap<&PartitionKey, bool> = HashMap::new();
+        for stored in &self.stored {
+            *keys.entry(&stored.key).or_default() |= stored.first == Offset(0);
+        }
+        let appended = |(key, is_new): (&PartitionKey, bool)| {
+            self.partitions.get(key).map(|partition| Appended { queue: key.queue, partition: partition.id, is_new })
         };
         keys.into_iter().filter_map(appended).collect()
     }

@@ -48,9 +48,14 @@ async fn minute_buckets_count_what_happened() {
     .await;
     has_keys(&ops, &["timeRange", "bucketMinutes", "series", "queues"]);
     assert_eq!((&ops["bucketMinutes"], &ops["queues"]), (&json!(1), &json!(["ns.job", "quiet"])));
-    for (key, count) in
-        [("pushRequests", 1), ("pushMessages", 5), ("popMessages", 5), ("ackRequests", 1), ("ackSuccess", 3)]
-    {
+    for (key, count) in [
+        ("pushRequests", 1),
+        ("pushMessages", 5),
+        ("popMessages", 5),
+        ("ackRequests", 1),
+        ("ackSuccess", 3),
+        ("partitionsCreated", 1),
+    ] {
         assert_eq!(sum(&ops["series"], "ns.job", key), count, "{key}");
     }
     let point = ops["series"].as_array().unwrap().iter().find(|point| point["popMessages"] == 5).unwrap();
