@@ -43,9 +43,38 @@ struct Inner {
     store: Store,
     spool: Spool,
     peers: Peers,
-    pop: AtomicBool,
-    pop_changes: watch::Sender<bool>,
+    pop: Pause,
     unwritten: Mutex<Unwritten>,
+}
+
+/// A switch that a hundred thousand parked pops wait for.
+#[derive(Debug)]
+struct Pause {
+    on: AtomicBool,
+    changes: watch::Sender<bool>,
+}
+
+impl Default for Pause {
+    fn default() -> Pause {
+        Pause { on: AtomicBool::new(false), changes: watch::channel(false).0 }
+    }
+}
+
+impl Pause {
+    fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Wakes whoever waits if this is news: it is set as it was twice a second.
+    fn set(&self, on: bool) {
+        self.on.store(on, Ordering::Relaxed);
+        self.changes.send_if_modified(|was| std::mem::replace(was, on) != on);
+    }
+
+    async fn comes_on(&self) {
+        // The sender lives as long as this.
+        let _ = self.changes.subscribe().wait_for(|on| *on).await;
+    }
 }
 
 /// What was set here, and whether the table knows.
@@ -62,14 +91,7 @@ struct Unwritten {
 impl Maintenance {
     /// With both modes off until the table is read.
     pub fn new(store: Store, spool: Spool, peers: Peers) -> Maintenance {
-        let inner = Inner {
-            store,
-            spool,
-            peers,
-            pop: AtomicBool::new(false),
-            pop_changes: watch::channel(false).0,
-            unwritten: Mutex::default(),
-        };
+        let inner = Inner { store, spool, peers, pop: Pause::default(), unwritten: Mutex::default() };
         Maintenance { inner: Arc::new(inner) }
     }
 
@@ -77,15 +99,13 @@ impl Maintenance {
     pub fn is_on(&self, mode: Mode) -> bool {
         match mode {
             Mode::Push => self.inner.spool.maintenance(),
-            Mode::Pop => self.inner.pop.load(Ordering::Relaxed),
+            Mode::Pop => self.inner.pop.is_on(),
         }
     }
 
     /// Waits until pops are paused.
     pub async fn pops_paused(&self) {
-        let mut changes = self.inner.pop_changes.subscribe();
-        // The sender lives as long as this.
-        let _ = changes.wait_for(|paused| *paused).await;
+        self.inner.pop.comes_on().await;
     }
 
     /// Switches a mode here at once, and for everybody as soon as the table can be written. Returns when the other live
@@ -159,14 +179,26 @@ impl Maintenance {
         }
         match mode {
             Mode::Push => self.inner.spool.set_maintenance(on),
-            Mode::Pop => {
-                self.inner.pop.store(on, Ordering::Relaxed);
-                self.inner.pop_changes.send_replace(on);
-            }
+            Mode::Pop => self.inner.pop.set(on),
         }
     }
 
     fn unwritten(&self) -> std::sync::MutexGuard<'_, Unwritten> {
         self.inner.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_news_wakes_nobody() {
+        let pause = Pause::default();
+        let waiting = pause.changes.subscribe();
+        pause.set(false);
+        assert!(!waiting.has_changed().unwrap_or(true));
+        pause.set(true);
+        assert!(waiting.has_changed().unwrap_or(false) && pause.is_on());
     }
 }
