@@ -250,6 +250,11 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
             Ok::<(), BrokerError>(())
         }
     });
+    let discovery = broker.discovery().clone();
+    supervisor.spawn("discovery", move |stop| {
+        let discovery = discovery.clone();
+        async move { discovery.run(&stop).await }
+    });
     let peers = broker.peers().clone();
     supervisor.spawn("peer_heartbeat", move |stop| {
         let peers = peers.clone();

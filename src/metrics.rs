@@ -128,6 +128,9 @@ metrics! {
     AUTOPILOT_LANES = Gauge "regent_pop_autopilot_lanes", "Groups whose pops leave their width to the broker.";
     AUTOPILOT_CHANGES = Counter "regent_pop_autopilot_changes_total" ["direction" AUTOPILOT_DIRECTIONS], "Changes of the width of such a group.";
     AUTOPILOT_WIDTH = Histogram(COUNTS) "regent_pop_autopilot_width", "Width of such a group at each look of a pop that found something ready.";
+    DISCOVERY_FEEDS = Gauge "regent_discovery_feeds", "Groups that pop by label here, once per label.";
+    DISCOVERY_MET = Counter "regent_discovery_queues_met_total", "Queues that such groups met for the first time.";
+    DISCOVERY_VISITED = Counter "regent_discovery_queues_visited_total", "Queues that discovery pops claimed from.";
     READY_ENTRIES = Gauge "regent_ready_entries", "Partitions in the ready index, once per group.";
     READY_GROUPS = Gauge "regent_ready_groups", "Groups that are popped here.";
     READY_DEADLINES = Gauge "regent_ready_deadlines", "Held partitions with an instant at which they are looked at again.";

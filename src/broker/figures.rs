@@ -31,6 +31,8 @@ pub struct Figures {
     pub pops_claiming: usize,
     /// Groups with an autopilot.
     pub autopilot_lanes: usize,
+    /// Groups that pop by label.
+    pub discovery_feeds: usize,
     /// Partitions in the ready index.
     pub ready_entries: usize,
     /// Groups in the ready index.
@@ -67,6 +69,7 @@ impl Broker {
             pops_waiting: parking.waiting() + self.pop.claim_fusion.waiting() + self.pop.reads.waiting(),
             pops_claiming: self.pop.settings.pop_claims_max.saturating_sub(self.pop.claims.available_permits()),
             autopilot_lanes: self.pop.autopilot.lanes(),
+            discovery_feeds: self.pop.discovery.feeds(),
             ready_entries,
             ready_groups,
             ready_deadlines,
@@ -93,6 +96,7 @@ impl Figures {
             (names::POP_WAITING, self.pops_waiting),
             (names::POP_CLAIMING, self.pops_claiming),
             (names::AUTOPILOT_LANES, self.autopilot_lanes),
+            (names::DISCOVERY_FEEDS, self.discovery_feeds),
             (names::READY_ENTRIES, self.ready_entries),
             (names::READY_GROUPS, self.ready_groups),
             (names::READY_DEADLINES, self.ready_deadlines),

@@ -1,5 +1,6 @@
 //! Consumer groups: their keys, and where a new one starts (`spec/push-pop.md` §7.10).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
@@ -107,6 +108,34 @@ impl GroupDirectory {
         });
         let row = row.await?;
         Ok(row.map(|row| self.remember(key, row)))
+    }
+
+    /// As [`GroupDirectory::register`] for many queues at once; `queues` come sorted. Queues that are gone have no answer.
+    pub async fn register_all(
+        &self,
+        queues: &[QueueId],
+        name: &str,
+        start: StartAt,
+        conflation: bool,
+    ) -> BrokerResult<Vec<(QueueId, GroupRow)>> {
+        let cached = |queue: &QueueId| self.rows.get(&(*queue, name.to_owned())).filter(|row| row.registered);
+        let mut met: Vec<(QueueId, GroupRow)> =
+            queues.iter().filter_map(|queue| cached(queue).map(|row| (*queue, *row))).collect();
+        let known: HashSet<QueueId> = met.iter().map(|(queue, _)| *queue).collect();
+        let mut missing: Vec<QueueId> = queues.iter().copied().filter(|queue| !known.contains(queue)).collect();
+        if missing.is_empty() {
+            return Ok(met);
+        }
+        let _turn = self.turns.take().await;
+        let mut rows = Box::pin(self.store.find_groups(&missing, name)).await?;
+        rows.retain(|(_, row)| row.registered);
+        let known: HashSet<QueueId> = rows.iter().map(|(queue, _)| *queue).collect();
+        missing.retain(|queue| !known.contains(queue));
+        if !missing.is_empty() {
+            rows.extend(Box::pin(self.store.register_groups(&missing, name, start, conflation)).await?);
+        }
+        met.extend(rows.into_iter().map(|(queue, row)| (queue, self.remember((queue, name.to_owned()), row))));
+        Ok(met)
     }
 
     /// The group of a targeted pop, registered or not. `None` if the queue is gone.

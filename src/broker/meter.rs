@@ -75,6 +75,10 @@ pub struct Meter {
     pub spans_read_from_memory: Counter,
     /// Spans read from PostgreSQL.
     pub spans_read_from_database: Counter,
+    /// Queues that groups met by label.
+    pub queues_met: Counter,
+    /// Queues that discovery pops claimed from.
+    pub queues_visited: Counter,
     /// Partitions seen by seeding walks.
     pub partitions_walked: Counter,
     /// Calls of the ack routes.
@@ -137,6 +141,8 @@ impl Meter {
             spans_read_from_database: counter!(names::POP_SPANS_READ, "from" => "database"),
             claims: ["claimed", "empty", "not_yet", "left_over", "gone", "unmet", "emptied"]
                 .map(|outcome| counter!(names::POP_CLAIMS, "outcome" => outcome)),
+            queues_met: counter!(names::DISCOVERY_MET),
+            queues_visited: counter!(names::DISCOVERY_VISITED),
             partitions_walked: counter!(names::PARTITIONS_SEEDED),
             ack_requests: counter!(names::ACK_REQUESTS),
             ack_messages: counter!(names::ACK_MESSAGES),
@@ -185,7 +191,7 @@ impl Meter {
         let scope = match request.scope {
             Scope::Queue(_) => 0,
             Scope::Partition(..) => 1,
-            Scope::Labels { .. } => 2,
+            Scope::Labels(_) => 2,
         };
         if scope == 1 {
             self.pop_targeted.increment(1)

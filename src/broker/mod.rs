@@ -16,9 +16,11 @@ pub mod dedup;
 mod dedup_ids;
 pub mod delivery;
 pub mod directory;
+pub mod discovery;
 pub mod encryption;
 pub mod error;
 pub mod expiry;
+pub mod feed;
 pub mod figures;
 pub mod fusion;
 pub mod fusion_batch;
@@ -27,6 +29,7 @@ pub mod group;
 pub mod group_admin;
 pub mod group_list;
 pub mod inspection;
+pub mod label_news;
 pub mod lease;
 pub mod maintenance;
 pub mod message_list;
@@ -38,6 +41,7 @@ pub mod peer_report;
 pub mod peers;
 pub mod pop;
 pub mod pop_call;
+mod pop_discovery;
 pub mod pop_request;
 pub mod push;
 pub mod push_flush;
@@ -79,6 +83,7 @@ use claim_fusion::ClaimFusion;
 use configure::ConfigureRequest;
 use dead_letters::DeadLetters;
 use dedup::DedupBudget;
+use discovery::Discovery;
 use encryption::Encryption;
 use error::{BrokerError, BrokerResult};
 pub use figures::Figures;
@@ -204,6 +209,7 @@ impl Broker {
             spool.clone(),
             lanes,
         );
+        let discovery = Discovery::new(store.clone(), queues.clone(), groups.clone(), ready.clone());
         let pop = PopPath {
             store: store.clone(),
             queues: queues.clone(),
@@ -211,6 +217,7 @@ impl Broker {
             ready: ready.clone(),
             grants: Grants::new(ack.clone()),
             autopilot: Autopilot::new(settings.autopilot),
+            discovery,
             parking,
             claim_fusion: ClaimFusion::over(&store, settings.pop_workers, settings.pop_waiting_max),
             reads: Reads::new(&store, cache, settings.pop_workers, settings.pop_waiting_max),
@@ -389,6 +396,11 @@ impl Broker {
         &self.ready
     }
 
+    /// Queues by label, for the background task that keeps up with them.
+    pub fn discovery(&self) -> &Discovery {
+        &self.pop.discovery
+    }
+
     /// The link to other brokers, for its background tasks.
     pub fn peers(&self) -> &Peers {
         &self.peers
@@ -417,6 +429,7 @@ impl Broker {
     /// One pass of what is cleaned up in the background.
     pub async fn sweep(&self) -> BrokerResult<()> {
         const ROWS_MAX: i64 = 1000;
+        self.pop.discovery.trim_idle();
         self.ready.trim_idle_groups();
         while self.store.purge_leases(ROWS_MAX).await? == ROWS_MAX as u64 {}
         Ok(())

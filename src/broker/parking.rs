@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::{BrokerError, BrokerResult};
+use super::feed::Feed;
 use super::meter::meter;
 use super::ready::{ReadyGroup, ReadyIndex, WakeKey};
 use super::waiter::Waiter;
@@ -27,6 +28,7 @@ pub struct Parked {
     waiter: Arc<Waiter>,
     groups: Vec<Arc<ReadyGroup>>,
     keys: Vec<WakeKey>,
+    feed: Option<Arc<Feed>>,
     ready: ReadyIndex,
     parked: Arc<AtomicUsize>,
     looked: bool,
@@ -83,7 +85,13 @@ impl Parking {
     }
 
     /// Parks a pop, unless too many are parked already.
-    pub fn park(&self, groups: Vec<Arc<ReadyGroup>>, ready: &ReadyIndex, keys: Vec<WakeKey>) -> BrokerResult<Parked> {
+    pub fn park(
+        &self,
+        groups: Vec<Arc<ReadyGroup>>,
+        ready: &ReadyIndex,
+        keys: Vec<WakeKey>,
+        feed: Option<Arc<Feed>>,
+    ) -> BrokerResult<Parked> {
         if self.parked.fetch_add(1, Ordering::AcqRel) >= self.parked_max {
             self.parked.fetch_sub(1, Ordering::AcqRel);
             return Err(BrokerError::overloaded("too many parked pops", 5));
@@ -95,7 +103,10 @@ impl Parking {
         for key in &keys {
             ready.keyed().park(key.clone(), &waiter);
         }
-        Ok(Parked { waiter, groups, keys, ready: ready.clone(), parked: self.parked.clone(), looked: false })
+        if let Some(feed) = &feed {
+            feed.park(&waiter);
+        }
+        Ok(Parked { waiter, groups, keys, feed, ready: ready.clone(), parked: self.parked.clone(), looked: false })
     }
 }
 
@@ -122,6 +133,9 @@ impl Drop for Parked {
         let unused = self.waiter.was_woken() && !self.looked;
         for group in &self.groups {
             group.unpark(&self.waiter, unused);
+        }
+        if let Some(feed) = &self.feed {
+            feed.unpark(&self.waiter, unused);
         }
         for key in &self.keys {
             self.ready.keyed().unpark(key, &self.waiter);

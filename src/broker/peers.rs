@@ -263,6 +263,7 @@ impl Peers {
         match word {
             Word::Hello => {}
             Word::Landed(queue, partitions) => {
+                self.inner.queues.label_news().heard_of(QueueId(queue));
                 let appended: Vec<Appended> = partitions
                     .into_iter()
                     .map(|id| Appended { queue: QueueId(queue), partition: PartitionId(id), is_new: false })
@@ -271,12 +272,14 @@ impl Peers {
                 self.inner.memory.ready.appended(&appended);
             }
             Word::LandedWidely(queue) => {
+                self.inner.queues.label_news().heard_of(QueueId(queue));
                 for group in self.inner.memory.ready.groups().into_iter().filter(|g| g.queue == QueueId(queue)) {
                     let ready = self.inner.memory.ready.clone();
                     tokio::spawn(async move { ready.reseed(&group).await });
                 }
             }
             Word::Configured(name) => {
+                self.inner.queues.label_news().changed();
                 if let Some(id) = self.inner.queues.forget(&name) {
                     self.inner.memory.ready.reconsider(id);
                 }

@@ -10,7 +10,10 @@ use super::autopilot::Autopilot;
 use super::claim::{Budget, Claimer, Claims};
 use super::claim_fusion::ClaimFusion;
 use super::delivery::{self, Delivered};
+use super::discovery::Discovery;
 use super::error::{BrokerError, BrokerResult};
+use super::feed::Feed;
+pub use super::feed::Labels;
 use super::grants::Grants;
 use super::group::GroupDirectory;
 use super::meter::meter;
@@ -42,6 +45,8 @@ pub struct PopPath {
     pub grants: Grants,
     /// Chooses the sizes that pops leave open.
     pub autopilot: Autopilot,
+    /// Queues by label.
+    pub discovery: Discovery,
     /// Bounds of parked and claiming pops.
     pub parking: Parking,
     /// Claims of leasing pops.
@@ -57,14 +62,16 @@ pub struct PopPath {
 }
 
 /// What one look found to wait for.
-struct Miss {
+pub(super) struct Miss {
     policy: Policy,
     groups: Vec<Arc<ReadyGroup>>,
     keys: Vec<WakeKey>,
+    feed: Option<Arc<Feed>>,
     again_after: Option<Duration>,
 }
 
-enum Attempt {
+/// What one look came to.
+pub(super) enum Attempt {
     Served(Popped),
     Nothing(Miss),
     /// The group was deleted under the pop: its next look is a first contact.
@@ -87,7 +94,7 @@ impl PopPath {
         if !call.request.wait || Instant::now() >= call.deadline || self.stop.is_cancelled() {
             return Ok(Some(Popped { policy: miss.policy, ..Popped::default() }));
         }
-        let parked = self.parking.park(miss.groups, &self.ready, miss.keys)?;
+        let parked = self.parking.park(miss.groups, &self.ready, miss.keys, miss.feed)?;
         // A pop that waits by name was not listed while it looked: look once more now that it is.
         let mut again_after = miss.again_after;
         if parked.is_keyed() {
@@ -112,7 +119,7 @@ impl PopPath {
         Err(BrokerError::Failed(format!("connection kept: group {:?} is deleted again and again", request.group)))
     }
 
-    fn forget_group(&self, group: GroupId) -> Attempt {
+    pub(super) fn forget_group(&self, group: GroupId) -> Attempt {
         self.groups.forget_groups(&[group]);
         self.ready.forget_group(group);
         Attempt::FirstContact
@@ -129,13 +136,9 @@ impl PopPath {
                 let Some(queue) = queue else {
                     return Ok(Attempt::nothing_but(request, vec![WakeKey::Queue(name.clone())]));
                 };
-                self.attempt_queues(request, vec![queue], Vec::new(), deadline).await
+                self.attempt_queue(request, queue, deadline).await
             }
-            Scope::Labels { namespace, task } => {
-                let queues = Box::pin(self.queues.find_by_label(namespace.as_deref(), task.as_deref())).await?;
-                let key = WakeKey::Labels(namespace.clone(), task.clone());
-                self.attempt_queues(request, queues, vec![key], deadline).await
-            }
+            Scope::Labels(labels) => self.attempt_labels(request, labels).await,
             Scope::Partition(name, partition) => {
                 let unknown = || Attempt::nothing_but(request, vec![WakeKey::Queue(name.clone())]);
                 let Some(queue) = Box::pin(self.queues.find(name)).await? else { return Ok(unknown()) };
@@ -147,76 +150,40 @@ impl PopPath {
         }
     }
 
-    /// Wildcard and discovery: the ready partitions of each queue in turn, starting somewhere else each time.
-    async fn attempt_queues(
-        &self,
-        request: &PopRequest,
-        mut queues: Vec<Queue>,
-        keys: Vec<WakeKey>,
-        deadline: Instant,
-    ) -> BrokerResult<Attempt> {
-        if queues.len() > 1 {
-            let start = rand::random_range(0..queues.len());
-            queues.rotate_left(start);
-        }
+    /// Wildcard: the ready partitions of one queue.
+    async fn attempt_queue(&self, request: &PopRequest, queue: Queue, deadline: Instant) -> BrokerResult<Attempt> {
         let start = request.subscription.start(&request.group, self.settings.subscription_default);
-        let mut groups = Vec::with_capacity(queues.len());
-        let mut policy = Policy::default();
-        for queue in queues {
-            let conflation = request.conflation == Some(true);
-            match self.groups.register(&queue, &request.group, start, conflation).await? {
-                Some(row) => {
-                    policy.add(request, row.conflation);
-                    groups.push((self.ready.group(queue.id, row.id), queue, row.conflation));
-                }
-                None => {
-                    self.queues.forget(&queue.name);
-                }
-            }
-        }
-        if groups.is_empty() {
-            policy.conflation = request.conflation == Some(true);
-        }
-        let mut sizes = request.sizes;
-        let alone = match groups.as_slice() {
-            [(group, queue, false)] if keys.is_empty() => Some((group.clone(), queue.clone())),
-            _ => None,
+        let conflation = request.conflation == Some(true);
+        let Some(row) = self.groups.register(&queue, &request.group, start, conflation).await? else {
+            self.queues.forget(&queue.name);
+            return Ok(Attempt::nothing_but(request, vec![WakeKey::Queue(queue.name.clone())]));
         };
-        if let Some((group, queue)) = &alone {
-            sizes = self.autopilot.sizes(request, group);
-            Box::pin(self.wait_for_more(request, sizes, queue, group, deadline)).await?;
+        let mut policy = Policy::default();
+        policy.add(request, row.conflation);
+        let group = self.ready.group(queue.id, row.id);
+        let mut sizes = request.sizes;
+        if !row.conflation {
+            sizes = self.autopilot.sizes(request, &group);
+            Box::pin(self.wait_for_more(request, sizes, &queue, &group, deadline)).await?;
         }
         let _permit = self.permit(request).await?;
         let mut auto = Box::pin(self.begin(request)).await?;
-        let widest = sizes.width(policy.conflation).max(sizes.width(false));
+        let widest = sizes.width(row.conflation);
         let worker = (widest > 1).then(|| self.store.ids().lease_on_many());
         let mut claims = Claims::default();
-        let mut messages = sizes.batch;
-        for (group, queue, conflating) in &groups {
-            let taken = i64::try_from(claims.spans.len()).unwrap_or(i64::MAX);
-            if messages <= 0 || taken >= widest {
-                break;
-            }
-            let mut budget = Budget { messages, partitions: sizes.width(*conflating) - taken };
-            let claimer = self.claimer(request, queue, worker, start, *conflating);
-            claimer.claim_ready(queue, group, &mut budget, &mut auto, &mut claims).await?;
-            messages = budget.messages;
-        }
+        let mut budget = Budget { messages: sizes.batch, partitions: widest };
+        let claimer = self.claimer(request, &queue, worker, start, row.conflation);
+        claimer.claim_ready(&queue, &group, &mut budget, &mut auto, &mut claims).await?;
         let gone = claims.gone;
         match Box::pin(self.serve(request, claims, auto, worker)).await? {
             Some(answer) => {
-                let chosen = alone.and_then(|(group, _)| self.autopilot.chosen(request, sizes, &group));
+                let chosen = if row.conflation { None } else { self.autopilot.chosen(request, sizes, &group) };
                 Ok(Attempt::Served(Popped { answer: Some(answer), policy, chosen }))
             }
-            None => {
-                if let Some(group) = gone {
-                    return Ok(self.forget_group(group));
-                }
-                // Discovery waits by label: it never stands in the lists of thousands of groups.
-                let groups =
-                    if keys.is_empty() { groups.into_iter().map(|(group, ..)| group).collect() } else { Vec::new() };
-                Ok(Attempt::Nothing(Miss { policy, groups, keys, again_after: None }))
-            }
+            None => Ok(match gone {
+                Some(group) => self.forget_group(group),
+                None => Attempt::Nothing(Miss { groups: vec![group], ..Miss::new(policy) }),
+            }),
         }
     }
 
@@ -254,21 +221,21 @@ impl PopPath {
                     return Ok(self.forget_group(group));
                 }
                 let keys = vec![WakeKey::Known(partition)];
-                Ok(Attempt::Nothing(Miss { policy, groups: Vec::new(), keys, again_after }))
+                Ok(Attempt::Nothing(Miss { keys, again_after, ..Miss::new(policy) }))
             }
         }
     }
 
     /// The turn of an `autoAck` pop, which holds a connection from its claim to its commit.
-    async fn permit(&self, request: &PopRequest) -> BrokerResult<Option<OwnedSemaphorePermit>> {
+    pub(super) async fn permit(&self, request: &PopRequest) -> BrokerResult<Option<OwnedSemaphorePermit>> {
         Ok(if request.auto_ack { Some(self.parking.claim_permit(&self.claims).await?) } else { None })
     }
 
-    async fn begin(&self, request: &PopRequest) -> BrokerResult<Option<AutoAckTx>> {
+    pub(super) async fn begin(&self, request: &PopRequest) -> BrokerResult<Option<AutoAckTx>> {
         Ok(if request.auto_ack { Some(self.store.begin_auto_ack().await?) } else { None })
     }
 
-    fn claimer(
+    pub(super) fn claimer(
         &self,
         request: &PopRequest,
         queue: &Queue,
@@ -289,7 +256,7 @@ impl PopPath {
     }
 
     /// Reads what was claimed and makes the answer; `None` if nothing was, or if retention took it meanwhile.
-    async fn serve(
+    pub(super) async fn serve(
         &self,
         request: &PopRequest,
         mut claims: Claims<'_>,
@@ -433,6 +400,17 @@ impl Attempt {
     /// Nothing, of a group that is not known yet: it would be what the request declares.
     fn nothing_but(request: &PopRequest, keys: Vec<WakeKey>) -> Attempt {
         let policy = Policy { conflation: request.conflation == Some(true), conflict: false };
-        Attempt::Nothing(Miss { policy, groups: Vec::new(), keys, again_after: None })
+        Attempt::Nothing(Miss { keys, ..Miss::new(policy) })
+    }
+}
+
+impl Miss {
+    fn new(policy: Policy) -> Miss {
+        Miss { policy, groups: Vec::new(), keys: Vec::new(), feed: None, again_after: None }
+    }
+
+    /// Nothing in the queues of a label.
+    pub(super) fn on_feed(policy: Policy, feed: Arc<Feed>) -> Miss {
+        Miss { feed: Some(feed), ..Miss::new(policy) }
     }
 }

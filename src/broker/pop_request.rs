@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::autopilot::Chosen;
 use super::delivery::Delivered;
+use super::feed::Labels;
 use super::group::Subscription;
 use crate::ids::LeaseId;
 
@@ -20,12 +21,7 @@ pub enum Scope {
     /// Exactly this one of a queue.
     Partition(String, String),
     /// Any of every queue whose labels match; at least one is given.
-    Labels {
-        /// Exact namespace.
-        namespace: Option<String>,
-        /// Exact task.
-        task: Option<String>,
-    },
+    Labels(Labels),
 }
 
 /// One pop.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 
 use super::error::BrokerResult;
+use super::label_news::LabelNews;
 use super::turns::Turns;
 use crate::ids::QueueId;
 use crate::store::Store;
@@ -28,12 +29,19 @@ pub struct QueueDirectory {
     turns: Turns,
     by_name: Arc<DashMap<Arc<str>, Queue>>,
     by_id: Arc<DashMap<QueueId, Queue>>,
+    label_news: Arc<LabelNews>,
 }
 
 impl QueueDirectory {
     /// An empty cache over the store.
     pub fn new(store: Store) -> QueueDirectory {
-        QueueDirectory { store, turns: Turns::new(), by_name: Arc::default(), by_id: Arc::default() }
+        QueueDirectory {
+            store,
+            turns: Turns::new(),
+            by_name: Arc::default(),
+            by_id: Arc::default(),
+            label_news: Arc::default(),
+        }
     }
 
     /// The queue, if it exists.
@@ -75,16 +83,26 @@ impl QueueDirectory {
             }
             if attempt < 2 {
                 Box::pin(self.store.create_queues(&missing)).await?;
+                self.label_news.changed();
             }
         }
         debug_assert!(found.len() >= wanted || !missing.is_empty());
         Ok(found)
     }
 
-    /// Every queue whose labels match, straight from the database: labels change.
-    pub async fn find_by_label(&self, namespace: Option<&str>, task: Option<&str>) -> BrokerResult<Vec<Queue>> {
-        let rows = self.store.find_queues_by_label(namespace, task).await?;
-        Ok(rows.into_iter().map(|row| self.remember(row)).collect())
+    /// The queue of this key, if it exists.
+    pub async fn find_by_id(&self, id: QueueId) -> BrokerResult<Option<Queue>> {
+        if let Some(queue) = self.cached(id) {
+            return Ok(Some(queue));
+        }
+        let _turn = self.turns.take().await;
+        let row = Box::pin(self.store.find_queue_by_id(id)).await?;
+        Ok(row.map(|row| self.remember(row)))
+    }
+
+    /// Word of queues that were made or configured.
+    pub fn label_news(&self) -> &LabelNews {
+        &self.label_news
     }
 
     /// Key of a cached queue.
@@ -109,6 +127,7 @@ impl QueueDirectory {
         change: impl FnOnce(Option<QueueOptions>) -> Result<QueueOptions, E>,
     ) -> BrokerResult<Result<Queue, E>> {
         let row = self.store.configure_queue(name, change).await?;
+        self.label_news.changed();
         Ok(row.map(|row| self.remember(row)))
     }
 
@@ -123,6 +142,7 @@ impl QueueDirectory {
     pub fn forget_all(&self) {
         self.by_name.clear();
         self.by_id.clear();
+        self.label_news.changed();
     }
 
     fn remember(&self, row: QueueRow) -> Queue {
@@ -130,6 +150,7 @@ impl QueueDirectory {
             self.by_name.clear();
             self.by_id.clear();
         }
+        self.label_news.saw(row.id);
         let queue = Arc::new(row);
         if let Some(old) = self.by_name.insert(queue.name.as_str().into(), queue.clone())
             && old.id != queue.id

@@ -4,6 +4,8 @@
 //! walk when a group is first popped here. It holds only what is ready or held; nothing for groups that nobody pops
 //! here (design §5).
 
+mod feeds;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,8 +36,6 @@ pub enum WakeKey {
     Queue(String),
     /// Anything that happens to this partition.
     Known(PartitionId),
-    /// Anything in a queue with these labels.
-    Labels(Option<String>, Option<String>),
 }
 
 /// The index. A cheap clone.
@@ -102,37 +102,39 @@ impl ReadyIndex {
 
     /// The group's entry, made at its first pop here.
     pub fn group(&self, queue: QueueId, id: GroupId) -> Arc<ReadyGroup> {
+        let (group, is_new) = self.entry(queue, id);
+        if is_new {
+            self.walk(&group);
+        }
+        group
+    }
+
+    /// The group's entry, and whether it was made just now.
+    fn entry(&self, queue: QueueId, id: GroupId) -> (Arc<ReadyGroup>, bool) {
         let now = self.inner.epoch.elapsed().as_secs();
         if let Some(group) = self.inner.groups.get(&id) {
             group.used_seconds.store(now, Ordering::Relaxed);
-            return group.clone();
+            return (group.clone(), false);
         }
-        let group = self
-            .inner
-            .groups
-            .entry(id)
-            .or_insert_with(|| {
-                Arc::new(ReadyGroup {
-                    id,
-                    queue,
-                    state: Mutex::default(),
-                    seed_after: tokio::sync::Mutex::default(),
-                    seeded: AtomicBool::new(false),
-                    gone: AtomicBool::new(false),
-                    used_seconds: AtomicU64::new(now),
-                    lane: Mutex::default(),
-                })
-            })
-            .clone();
+        let mut is_new = false;
+        let make = || {
+            is_new = true;
+            Arc::new(ReadyGroup::new(queue, id, now))
+        };
+        let group = self.inner.groups.entry(id).or_insert_with(make).clone();
         // Listed before it is seeded: a push that the walk does not see marks it.
         self.inner.by_queue.entry(queue).or_default().insert(id);
+        (group, is_new)
+    }
+
+    /// Walks through the group's queue in the background.
+    fn walk(&self, group: &Arc<ReadyGroup>) {
         let (index, seeding) = (self.clone(), group.clone());
         tokio::spawn(async move {
             while let Ok(false) = index.seed_page(&seeding).await {
                 tokio::task::yield_now().await;
             }
         });
-        group
     }
 
     /// Takes up to `count` candidates, walking on through the queue's partitions while there are none.
@@ -262,12 +264,12 @@ impl ReadyIndex {
         }
     }
 
-    /// Wakes the pops that wait by name or label for something in this partition.
+    /// Wakes the pops that wait by name for something in this partition.
     pub fn wake_waiting(&self, queue: QueueId, partition: PartitionId) {
         self.wake_keyed(queue, partition);
     }
 
-    /// The lists of pops that wait by name or label.
+    /// The lists of pops that wait by name.
     pub fn keyed(&self) -> &WaitLists<WakeKey> {
         &self.inner.keyed
     }
@@ -373,11 +375,7 @@ impl ReadyIndex {
             // Rare: waking too many is harmless, waking too few is not.
             return keyed.wake_everybody();
         };
-        let (namespace, task) = (queue.options.namespace.clone(), queue.options.task.clone());
         keyed.wake_all(&WakeKey::Queue(queue.name.clone()));
-        keyed.wake_all(&WakeKey::Labels(Some(namespace.clone()), None));
-        keyed.wake_all(&WakeKey::Labels(None, Some(task.clone())));
-        keyed.wake_all(&WakeKey::Labels(Some(namespace), Some(task)));
     }
 
     fn apply(&self, group: &ReadyGroup, partition: PartitionId, change: Option<Deadline>) {
@@ -402,6 +400,20 @@ impl ReadyIndex {
 }
 
 impl ReadyGroup {
+    /// A group that is popped from `now` on, in seconds of the index.
+    pub fn new(queue: QueueId, id: GroupId, now: u64) -> ReadyGroup {
+        ReadyGroup {
+            id,
+            queue,
+            state: Mutex::default(),
+            seed_after: tokio::sync::Mutex::default(),
+            seeded: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            used_seconds: AtomicU64::new(now),
+            lane: Mutex::default(),
+        }
+    }
+
     /// Parks a pop; it is woken at once if something is ready.
     pub fn park(&self, waiter: &Arc<Waiter>) {
         self.state().park(waiter);

@@ -10,12 +10,12 @@
 //! A mark that meets `Taken` or `Waiting` is remembered, so an "empty" verdict that a push overtook is never believed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::sweep_width::Sight;
 use super::waiter::Waiter;
-use crate::ids::PartitionId;
+use crate::ids::{PartitionId, QueueId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
@@ -77,6 +77,14 @@ pub enum Release {
     RedeliverAt(Instant),
 }
 
+/// Who hears of a group, under its lock (`feed.rs`).
+pub trait Listener: Send + Sync + std::fmt::Debug {
+    /// A partition of this queue became ready.
+    fn became_ready(&self, queue: QueueId);
+    /// The group is forgotten.
+    fn went_away(&self, queue: QueueId);
+}
+
 /// Entries, ready queue and parked pops of one group.
 #[derive(Debug, Default)]
 pub struct GroupState {
@@ -84,6 +92,8 @@ pub struct GroupState {
     /// Ready, each since when.
     queue: VecDeque<(PartitionId, Stamp)>,
     waiters: BTreeMap<u64, Arc<Waiter>>,
+    /// Few: the labels of one queue.
+    listeners: Vec<(Weak<dyn Listener>, QueueId)>,
     /// The group is forgotten: whoever comes late must not park here.
     closed: bool,
 }
@@ -242,6 +252,24 @@ impl GroupState {
     pub fn close(&mut self) {
         self.closed = true;
         self.wake_all();
+        for (listener, queue) in std::mem::take(&mut self.listeners) {
+            if let Some(listener) = listener.upgrade() {
+                listener.went_away(queue);
+            }
+        }
+    }
+
+    /// Adds a listener, and tells it at once if something is ready, or if it came too late.
+    pub fn listen(&mut self, queue: QueueId, listener: Weak<dyn Listener>) {
+        let Some(heard) = listener.upgrade() else { return };
+        if self.closed {
+            return heard.went_away(queue);
+        }
+        self.listeners.retain(|(other, _)| other.strong_count() > 0 && !other.ptr_eq(&listener));
+        self.listeners.push((listener, queue));
+        if self.has_ready() {
+            heard.became_ready(queue);
+        }
     }
 
     /// Wakes every parked pop.
@@ -271,6 +299,11 @@ impl GroupState {
         if !matches!(self.entries.insert(partition, Entry::Queued), Some(Entry::Queued)) {
             self.queue.push_back((partition, Stamp::at(Instant::now())));
             self.wake_one();
+            for (listener, queue) in &self.listeners {
+                if let Some(listener) = listener.upgrade() {
+                    listener.became_ready(*queue);
+                }
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::broker::autopilot::Chosen;
 use crate::broker::delivery::{Delivered, Run};
 use crate::broker::group::Subscription;
 use crate::broker::maintenance::Mode;
-use crate::broker::pop::{BATCH_MAX, Delegated, Policy, PopAnswer, PopRequest, Popped, Scope, Sizes};
+use crate::broker::pop::{BATCH_MAX, Delegated, Labels, Policy, PopAnswer, PopRequest, Popped, Scope, Sizes};
 use crate::broker::pop_call::PopCall;
 use crate::broker::segment::Frame;
 use crate::ids::QUEUE_MODE_GROUP;
@@ -68,7 +68,7 @@ pub async fn pop_labels(
         let body = serde_json::json!({"success": false, "error": "namespace or task is required", "messages": []});
         return Ok((StatusCode::BAD_REQUEST, Json(body)).into_response());
     }
-    begin(state, seat, Scope::Labels { namespace, task }, query).await
+    begin(state, seat, Scope::Labels(Labels { namespace, task }), query).await
 }
 
 /// The pop of a request that has come back from resting.
@@ -195,7 +195,7 @@ pub fn render(
     let mut out = Vec::with_capacity(512 + payload);
     let queue = match &request.scope {
         Scope::Queue(queue) | Scope::Partition(queue, _) => queue.as_str(),
-        Scope::Labels { .. } => "",
+        Scope::Labels(_) => "",
     };
     let mut lease = String::new();
     if let Some(id) = answer.lease {

@@ -18,6 +18,17 @@ pub enum StartAt {
     Timestamp(DateTime<Utc>),
 }
 
+impl StartAt {
+    /// Mode and instant of a registration.
+    pub(super) fn registration(self) -> (&'static str, Option<DateTime<Utc>>) {
+        match self {
+            StartAt::Beginning => ("all", None),
+            StartAt::End => ("new", None),
+            StartAt::Timestamp(at) => ("timestamp", Some(at)),
+        }
+    }
+}
+
 /// A group row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupRow {
@@ -82,11 +93,7 @@ impl Store {
         start: StartAt,
         conflation: bool,
     ) -> StoreResult<Option<GroupRow>> {
-        let (mode, at) = match start {
-            StartAt::Beginning => ("all", None),
-            StartAt::End => ("new", None),
-            StartAt::Timestamp(at) => ("timestamp", Some(at)),
-        };
+        let (mode, at) = start.registration();
         let row: Option<(i32, bool)> = sqlx::query_as(
             "INSERT INTO queen.consumer_groups AS g \
                (queue_id, name, mode, subscribed_at, snapshot, registered_at, conflation) \

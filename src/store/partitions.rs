@@ -39,6 +39,16 @@ pub struct PartitionCandidate {
     pub pending: bool,
 }
 
+/// Whether group `g`, with cursor `c` if it has one, may find something in partition `p`.
+macro_rules! pending {
+    () => {
+        "p.last_offset >= p.log_start AND CASE WHEN c.partition_id IS NOT NULL THEN c.committed < p.last_offset \
+           ELSE g.mode IS DISTINCT FROM 'new' OR p.last_write_at >= g.subscribed_at - interval '1 minute' END"
+    };
+}
+
+pub(super) use pending;
+
 impl Store {
     /// Makes the partitions that do not exist, in its own short transaction: creators of one partition then never wait
     /// for each other's segments. `keys` come sorted. A queue deleted meanwhile gets none.
@@ -82,15 +92,12 @@ impl Store {
         limit: i64,
     ) -> StoreResult<Vec<PartitionCandidate>> {
         let rows = sqlx::query(
-            "SELECT p.id, p.name, \
-               p.last_offset >= p.log_start AND CASE WHEN c.partition_id IS NOT NULL THEN c.committed < p.last_offset \
-                 ELSE g.mode IS DISTINCT FROM 'new' OR p.last_write_at >= g.subscribed_at - interval '1 minute' END \
-                 AS pending \
+            concat!("SELECT p.id, p.name, ", pending!(), " AS pending \
              FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($3, '') AND name IS DISTINCT FROM $3 \
                    ORDER BY name LIMIT $4) p \
              JOIN queen.consumer_groups g ON g.id = $2 \
              LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = $2 \
-             ORDER BY p.name",
+             ORDER BY p.name"),
         )
         .bind(queue.0)
         .bind(group.0)

@@ -152,22 +152,14 @@ impl Store {
         rows.iter().map(queue_of).collect::<Result<_, _>>().during("reading queues")
     }
 
-    /// Every queue whose labels match (discovery; `spec/push-pop.md` §7.2). At least one label is given.
-    pub async fn find_queues_by_label(
-        &self,
-        namespace: Option<&str>,
-        task: Option<&str>,
-    ) -> StoreResult<Vec<QueueRow>> {
-        let rows = sqlx::query(select_queues!(
-            "WHERE tenant = queen.default_tenant() AND ($1::text IS NULL OR namespace = $1) \
-             AND ($2::text IS NULL OR task = $2)"
-        ))
-        .bind(namespace)
-        .bind(task)
-        .fetch_all(&self.pool)
-        .timed("finding queues by label")
-        .await?;
-        rows.iter().map(queue_of).collect::<Result<_, _>>().during("reading queues")
+    /// The queue of this key.
+    pub async fn find_queue_by_id(&self, id: QueueId) -> StoreResult<Option<QueueRow>> {
+        let row = sqlx::query(select_queues!("WHERE id = $1"))
+            .bind(id.0)
+            .fetch_optional(&self.pool)
+            .timed("finding queues")
+            .await?;
+        row.as_ref().map(queue_of).transpose().during("reading queues")
     }
 
     /// Makes the queues that do not exist, with column defaults and labels derived from the name
@@ -223,7 +215,8 @@ impl Store {
                excluded.min_pop_wait_time, excluded.retention_enabled, excluded.retention_seconds, \
                excluded.completed_retention_seconds, excluded.max_wait_time_seconds, excluded.encryption_enabled, \
                excluded.dedup_window_seconds, excluded.retention_sink_hold, \
-               excluded.retention_sink_hold_max_seconds, excluded.priority, excluded.ttl, excluded.max_size) \
+               excluded.retention_sink_hold_max_seconds, excluded.priority, excluded.ttl, excluded.max_size), \
+               labelled_by = excluded.labelled_by \
              RETURNING id, created_at",
         )
         .bind(name)

@@ -5,6 +5,8 @@ mod budget;
 mod claims;
 mod conflation;
 mod discovery;
+mod discovery_cost;
+mod discovery_feeds;
 mod first_contact;
 mod hang_up;
 mod long_poll;
