@@ -210,6 +210,9 @@ pub struct ParkedArgs {
     /// Waiting consumers, times --scale.
     #[arg(long, default_value_t = 10_000)]
     pub waiting: usize,
+    /// Push to this broker instead, on the same database: what a consumer waits for comes from elsewhere [default: --url].
+    #[arg(long, value_name = "URL")]
+    pub push_url: Option<String>,
 }
 
 /// Flags of `fanout`.

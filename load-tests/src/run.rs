@@ -129,16 +129,17 @@ pub struct Run {
     /// Answers that were not a success, by text.
     pub refusals: Mutex<BTreeMap<String, u64>>,
     endpoint: Arc<Endpoint>,
+    push_endpoint: Arc<Endpoint>,
     started: Instant,
     phase: Arc<AtomicU8>,
 }
 
 impl Run {
-    /// A run that has not begun.
+    /// A run that has not begun: popped from one broker, pushed to another or the same.
     pub fn new(
         scenario: &'static str,
         traffic: Traffic,
-        endpoint: Arc<Endpoint>,
+        (endpoint, push_endpoint): (Arc<Endpoint>, Arc<Endpoint>),
         seed: u64,
         payloads: Arc<PayloadPool>,
         ledger: Ledger,
@@ -153,6 +154,7 @@ impl Run {
             figures: Figures::default(),
             refusals: Mutex::default(),
             endpoint,
+            push_endpoint,
             started: Instant::now(),
             phase: Arc::new(AtomicU8::new(Phase::Warmup as u8)),
         })
@@ -170,6 +172,7 @@ impl Run {
             figures: Figures::default(),
             refusals: Mutex::default(),
             endpoint: self.endpoint.clone(),
+            push_endpoint: self.push_endpoint.clone(),
             started: self.started,
             phase: self.phase.clone(),
         })
@@ -178,6 +181,11 @@ impl Run {
     /// Where the broker is.
     pub fn endpoint(&self) -> Arc<Endpoint> {
         self.endpoint.clone()
+    }
+
+    /// Where the broker is that producers push to.
+    pub fn push_endpoint(&self) -> Arc<Endpoint> {
+        self.push_endpoint.clone()
     }
 
     /// The current phase.

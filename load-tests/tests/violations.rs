@@ -35,6 +35,17 @@ async fn is_caught(fault: Fault, kinds: &[&str]) {
     assert_eq!(outcome.json["holds"], false);
 }
 
+/// `--push-url` is where pushes go: two brokers that share no database lose everything between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_pushed_to_a_broker_of_another_database_is_missed() {
+    let [url, push_url] =
+        [start(0, Fault::None, Trouble::default()).await, start(0, Fault::None, Trouble::default()).await];
+    let words = ["parked", "--waiting", "4", "--partitions", "4", "--url", &url, "--push-url", &push_url];
+    let quick = ["--duration", "0.6", "--warmup", "0.1", "--drain-timeout", "20", "--lease-seconds", "1"];
+    let outcome = regent_load(&[&words[..], &quick[..]].concat()).await;
+    assert_eq!((outcome.code, outcome.violations()), (1, vec!["lost".to_owned()]), "{}", outcome.output);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sound_broker_passes() {
     let outcome = run_against(Fault::None, Trouble::default(), &[]).await;

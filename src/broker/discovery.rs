@@ -112,7 +112,13 @@ impl Discovery {
         let unwalked: Vec<(QueueId, GroupId)> =
             met.iter().filter(|(group, _)| !group.is_walked()).map(|(group, _)| (group.queue, group.id)).collect();
         if !unwalked.is_empty() {
-            let candidates = inner.store.first_partitions(&unwalked, PARTITIONS_EACH).await?;
+            let mut candidates = inner.store.first_partitions(&unwalked, PARTITIONS_EACH).await?;
+            let unsure: Vec<_> = candidates.iter().filter(|(_, c)| c.pending).map(|(g, c)| (*g, c.id, start)).collect();
+            if start == StartAt::End && !unsure.is_empty() {
+                // What was written lately looks as if it were there for a group that begins now. Its cursors say.
+                inner.store.seed_cursors(&unsure).await?;
+                candidates = inner.store.first_partitions(&unwalked, PARTITIONS_EACH).await?;
+            }
             inner.ready.walked_first(&unwalked, candidates, PARTITIONS_EACH).await;
         }
         for queue in page.iter().filter(|queue| !rows.iter().any(|(met, _)| met == *queue)) {

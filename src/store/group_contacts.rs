@@ -8,12 +8,14 @@ use super::groups::{GroupRow, StartAt};
 use super::partitions::PartitionCandidate;
 use crate::ids::{GroupId, PartitionId, QueueId};
 
+// Groups are found by (queue, name) as a row: there is an index by name alone, too, and while statistics call the table small
+// the planner would read every queue's group of the name for each queue.
 impl Store {
     /// The groups of this name on those of the queues that have one.
     pub async fn find_groups(&self, queues: &[QueueId], name: &str) -> StoreResult<Vec<(QueueId, GroupRow)>> {
         let rows = sqlx::query(
             "SELECT g.queue_id, g.id, g.mode IS NOT NULL AS registered, g.conflation FROM unnest($1::int[]) AS u (id) \
-             JOIN queen.consumer_groups g ON g.queue_id = ANY (ARRAY[u.id]) AND g.name = $2",
+             JOIN queen.consumer_groups g ON (g.queue_id, g.name) >= (u.id, $2) AND (g.queue_id, g.name) <= (u.id, $2)",
         )
         .bind(ids(queues))
         .bind(name)
@@ -38,8 +40,9 @@ impl Store {
             "WITH kept AS MATERIALIZED ( \
                SELECT id FROM queen.queues WHERE id = ANY($1) ORDER BY id FOR KEY SHARE), \
              unregistered AS MATERIALIZED ( \
-               SELECT id FROM queen.consumer_groups \
-               WHERE queue_id = ANY (ARRAY (SELECT id FROM kept)) AND name = $2 ORDER BY id FOR NO KEY UPDATE) \
+               SELECT g.id FROM kept k JOIN queen.consumer_groups g \
+                 ON (g.queue_id, g.name) >= (k.id, $2) AND (g.queue_id, g.name) <= (k.id, $2) \
+               ORDER BY g.id FOR NO KEY UPDATE OF g) \
              INSERT INTO queen.consumer_groups AS g \
                (queue_id, name, mode, subscribed_at, snapshot, registered_at, conflation) \
              SELECT id, $2, $3, least($4, clock_timestamp()), pg_current_snapshot(), clock_timestamp(), $5 \

@@ -34,6 +34,8 @@ pub struct Bench {
     pub common: Common,
     /// Where the broker is.
     pub endpoint: Arc<Endpoint>,
+    /// Where the broker is that producers push to.
+    pub push_endpoint: Arc<Endpoint>,
     /// Samples of broker and PostgreSQL.
     pub sampler: Sampler,
     /// Payloads.
@@ -122,6 +124,7 @@ impl Bench {
             duration: Duration::from_secs_f64(common.duration.unwrap_or(duration_default)),
             every: Duration::from_secs_f64(common.every.unwrap_or(5.0)),
             common: common.clone(),
+            push_endpoint: endpoint.clone(),
             endpoint,
             sampler,
             lines: false,
@@ -133,7 +136,14 @@ impl Bench {
     pub fn run(&self, scenario: &'static str, traffic: Traffic, check_leases: bool) -> Arc<Run> {
         let lease = if check_leases { traffic.lease_seconds } else { 0 };
         let ledger = Ledger::new(traffic.lanes, traffic.groups.len(), lease);
-        Run::new(scenario, traffic, self.endpoint.clone(), self.common.seed, self.payloads.clone(), ledger)
+        Run::new(
+            scenario,
+            traffic,
+            (self.endpoint.clone(), self.push_endpoint.clone()),
+            self.common.seed,
+            self.payloads.clone(),
+            ledger,
+        )
     }
 
     /// Sends the queue's options, and registers the groups with one pop each. Queues of their own per lane are

@@ -122,7 +122,7 @@ pub async fn produce(run: Arc<Run>, index: usize) -> Result<()> {
     if index as u32 >= traffic.lanes {
         return Ok(());
     }
-    let mut connection = Connection::new(run.endpoint(), index);
+    let mut connection = Connection::new(run.push_endpoint(), index);
     let mut pacer = Pacer::new(traffic.rate, traffic.push_batch, index, traffic.producers);
     let mut choice = LaneChoice::new(&run, index);
     let mut push = Push::default();
@@ -154,7 +154,7 @@ pub async fn produce(run: Arc<Run>, index: usize) -> Result<()> {
 
 /// Pushes `per_lane` messages to each of the producer's lanes once, `lanes_per_push` lanes at a time.
 pub async fn fill(run: Arc<Run>, index: usize, per_lane: u32, lanes_per_push: usize) -> Result<()> {
-    let mut connection = Connection::new(run.endpoint(), index);
+    let mut connection = Connection::new(run.push_endpoint(), index);
     let mut push = Push::default();
     let owned: Vec<u32> = (index as u32..run.traffic.lanes).step_by(run.traffic.producers).collect();
     for lanes in owned.chunks(lanes_per_push.max(1)) {

@@ -1,5 +1,6 @@
 //! `parked`: many consumers wait on quiet queues, and now and then a message comes.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -8,6 +9,7 @@ use serde_json::json;
 
 use super::{Defaults, fresh_queue, scaled, traffic};
 use crate::args::{Common, ParkedArgs};
+use crate::client::Endpoint;
 use crate::engine::consume::{Source, consume};
 use crate::engine::{Bench, Workers};
 use crate::report::Report;
@@ -24,6 +26,9 @@ const WAIT_MS: u64 = 60_000;
 /// Runs it.
 pub async fn execute(common: &Common, args: &ParkedArgs) -> Result<Report> {
     let mut bench = Bench::open(common, 30.0).await?;
+    if let Some(url) = &args.push_url {
+        bench.push_endpoint = Arc::new(Endpoint::resolve(url, common.token.as_deref()).await?);
+    }
     measure(&mut bench, args).await
 }
 

@@ -74,7 +74,13 @@ async fn a_warm_discovery_pop_costs_what_it_answers() {
     push_to(&client, 0..queues, "old").await;
     let pop = || Pop::discover().set("namespace", "wide").group("g").batch(1).lease(600);
     let started = Instant::now();
-    assert!(client.pop(&pop()).await.is_empty(), "new by default");
+    let mut first = client.try_send(reqwest::Method::GET, &pop().target(), None).await;
+    for _ in 0..5 {
+        if first.as_ref().is_err_and(reqwest::Error::is_timeout) {
+            first = client.try_send(reqwest::Method::GET, &pop().target(), None).await;
+        }
+    }
+    first.unwrap().expect(204);
     println!("first contact with {queues} queues: {:?}", started.elapsed());
     let (before, started) = (done(&client).await, Instant::now());
     for _ in 0..POPS {
