@@ -243,6 +243,7 @@ mod tests {
 
     fn met(feed: &Arc<Feed>, queue: i32) -> Arc<ReadyGroup> {
         let group = Arc::new(ReadyGroup::new(QueueId(queue), GroupId(queue), 0));
+        group.walked_for_test();
         feed.meet(QueueId(queue), group.clone(), false);
         group
     }
@@ -277,6 +278,16 @@ mod tests {
         group.mark_for_test(PartitionId(1));
         feed.meet(QueueId(0), group, false);
         assert_eq!(visit(&feed), Some(0));
+    }
+
+    #[test]
+    fn a_queue_that_is_not_walked_through_yet_is_looked_at_until_it_is() {
+        let feed = feed(1);
+        let group = Arc::new(ReadyGroup::new(QueueId(0), GroupId(0), 0));
+        feed.meet(QueueId(0), group.clone(), false);
+        assert_eq!((visit(&feed), feed.ready()), (None, 1));
+        group.walked_for_test();
+        assert_eq!((visit(&feed), feed.ready()), (None, 0));
     }
 
     #[test]

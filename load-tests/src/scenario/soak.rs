@@ -26,7 +26,7 @@ pub async fn execute(common: &Common, args: &SoakArgs) -> Result<Report> {
         SoakOf::Thin => thin::measure(&mut bench, &ThinArgs { consume: Consume::Parked }).await,
         SoakOf::Fanout => fanout::measure(&mut bench, &FanoutArgs { groups: 4 }).await,
         SoakOf::Relay => relay::measure(&mut bench).await,
-        SoakOf::Parked => parked::measure(&mut bench, &ParkedArgs { waiting: 10_000 }).await,
+        SoakOf::Parked => parked::measure(&mut bench, &ParkedArgs { waiting: 10_000, push_url: None }).await,
         SoakOf::Million => {
             let args = MillionArgs {
                 pattern: Pattern::Rotating,

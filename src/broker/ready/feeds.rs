@@ -56,15 +56,22 @@ impl ReadyGroup {
         self.seeded.load(Ordering::Acquire)
     }
 
-    /// From now on this listener hears of every partition that becomes ready; at once if something is ready.
+    /// From now on this listener hears of every partition that becomes ready; at once if something is ready, or may turn out
+    /// to be when the queue has been walked through: whoever looks then walks on.
     pub fn listen(&self, listener: Weak<dyn Listener>) {
-        self.state().listen(self.queue, listener);
+        let mut state = self.state();
+        state.listen(self.queue, listener.clone());
+        if let Some(listener) = listener.upgrade().filter(|_| !self.is_walked()) {
+            listener.became_ready(self.queue);
+        }
     }
 
     /// Takes the group off the feed's list if nothing is ready here.
     pub fn settle_listing(&self, feed: &Feed) {
+        // Asked before looking: the walk may find its last partitions and end between the two.
+        let is_walked = self.is_walked();
         let state = self.state();
-        if !state.has_ready() {
+        if is_walked && !state.has_ready() {
             feed.unlist(self.queue);
         }
         drop(state);
@@ -73,6 +80,11 @@ impl ReadyGroup {
 
 #[cfg(test)]
 impl ReadyGroup {
+    /// As after a walk that found nothing.
+    pub fn walked_for_test(&self) {
+        self.seeded.store(true, Ordering::Release);
+    }
+
     /// Marks a partition.
     pub fn mark_for_test(&self, partition: crate::ids::PartitionId) {
         self.state().mark(partition);

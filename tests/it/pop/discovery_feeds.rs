@@ -59,6 +59,18 @@ async fn more_queues_than_a_page_are_all_met_and_served() {
     }
 }
 
+/// What lies behind the first partitions of a queue is found by the very first pop on a broker, not some time later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_pop_looks_at_every_partition() {
+    let a = TestBroker::start().await;
+    let item = |n| json!({ "queue": "ns.wide", "partition": format!("p{n}"), "payload": n });
+    a.push(json!((0..60).map(item).collect::<Vec<Value>>())).await;
+    assert_eq!(a.pop(&by("ns").partitions(0)).await.messages.len(), 60);
+    a.push_ids("ns.wide", "p9", ["last by name"]).await;
+    let b = a.another().await;
+    assert_eq!(b.pop(&by("ns")).await.ids(), ["last by name"]);
+}
+
 /// A parked pop gets the first message of a queue that did not exist when it parked, from this broker and from another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parked_pop_hears_of_queues_made_later_and_elsewhere() {
