@@ -30,8 +30,6 @@ use settings::{broker_settings, spool_settings};
 
 /// Pause between two tries to reach a database that was away at boot.
 const DATABASE_RETRY: Duration = Duration::from_millis(500);
-/// Pause between two walks through the queues of the groups that are popped here: a safety net under notifications.
-const RECONCILE_EVERY: Duration = Duration::from_secs(300);
 /// Pause between two folds of recorded samples into their buckets: a scrape does it too, but nobody need scrape.
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
 /// A pooled connection that rested longer is asked whether it still lives before it is used.
@@ -270,18 +268,10 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
         let peers = peers.clone();
         async move { peers.run_listener(&stop).await }
     });
-    let ready = broker.ready().clone();
+    let walks = broker.peers().walks().clone();
     supervisor.spawn("ready_reconcile", move |stop| {
-        let ready = ready.clone();
-        async move {
-            while stop.run_until_cancelled(tokio::time::sleep(RECONCILE_EVERY)).await.is_some() {
-                for group in ready.groups() {
-                    ready.reseed(&group).await;
-                }
-                count_pass("ready_reconcile", true);
-            }
-            Ok::<(), BrokerError>(())
-        }
+        let walks = walks.clone();
+        async move { walks.run(&stop).await }
     });
     statistics::spawn(supervisor, broker);
     spawn_workers(supervisor, "claims", broker.claims());

@@ -207,6 +207,9 @@ metrics! {
     PEER_NOTIFICATIONS_SENT = Counter "regent_peer_notifications_sent_total", "Notifications sent to other brokers.";
     PEER_NOTIFICATIONS_HEARD = Counter "regent_peer_notifications_heard_total", "Notifications of other brokers that this one acted on.";
     PEER_NOTIFICATIONS_LOST = Counter "regent_peer_notifications_lost_total", "Notifications that could not be sent; other brokers find out by their own walks.";
+    PEER_NOTIFICATIONS_MISSED = Counter "regent_peer_notifications_missed_total", "Notifications that were sent and never arrived here, by their numbers; each gap causes a walk.";
+    PEER_SILENCES = Counter "regent_peer_silences_total", "Times that another broker fell silent, or that this one could not hear itself.";
+    READY_WALKS = Counter "regent_ready_walks_total", "Walks through the partitions of what is popped here: after a gap, a silence or a lost connection, and every 300 s.";
 
     // PostgreSQL.
     POOL_SIZE = Gauge "queen_db_pool_size", "Open connections.";

@@ -53,9 +53,9 @@ impl Parking {
         self.has_peers.load(Ordering::Relaxed)
     }
 
-    /// Notes whether other brokers work on this database.
-    pub fn set_peers(&self, any: bool) {
-        self.has_peers.store(any, Ordering::Relaxed);
+    /// Notes whether other brokers work on this database; answers whether it was the other way before.
+    pub fn set_peers(&self, any: bool) -> bool {
+        self.has_peers.swap(any, Ordering::Relaxed) != any
     }
 
     /// Parked pops now.

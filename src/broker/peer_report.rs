@@ -22,7 +22,7 @@ impl Broker {
         }
         self.ready.reconsider(queue.id);
         for group in self.ready.groups().into_iter().filter(|group| group.queue == queue.id) {
-            self.ready.reseed(&group).await;
+            self.ready.walk_again(&group).await?;
         }
         self.peers.landed_widely(queue.id);
         Ok(())

@@ -1,11 +1,13 @@
 //! Other brokers on the same database: what this one tells them and what it makes of their words.
 //!
-//! Every notification is a hint that saves time. What is lost is found by the walk that follows a lost connection, by
-//! the periodic walk, and by the cap on how long a held partition is believed to be held.
+//! Every notification is a hint that saves time. A lost one shows as a gap in the numbers of its sender, an ended sender
+//! as silence, a dead connection as a missing echo ([`super::hearing`]): whatever may have been missed is walked for at
+//! once ([`super::ready_walk`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -14,11 +16,14 @@ use uuid::Uuid;
 
 use super::error::BrokerResult;
 use super::group_admin::GroupMemory;
+use super::hearing::{BEAT_EVERY, Hearing};
 use super::parking::Parking;
 use super::push_flush::Appended;
 use super::queue::QueueDirectory;
+use super::ready_walk::ReadyWalks;
 use super::switch_rounds::SwitchRounds;
 use crate::ids::{GroupId, PartitionId, QueueId};
+use crate::store::brokers::Notifications;
 use crate::store::{Store, StoreResult};
 
 /// PostgreSQL refuses payloads of 8,000 bytes.
@@ -31,14 +36,19 @@ const GROUPS_PER_MESSAGE: usize = 500;
 const PENDING_PARTITIONS_MAX: usize = 20_000;
 /// Pause between two heartbeats.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(2);
-/// Pause before a lost listener is tried again.
+/// Pause before a lost listener is tried again; while listening is no use, it doubles up to the next.
 const LISTEN_RETRY: Duration = Duration::from_millis(500);
+const LISTEN_RETRY_MAX: Duration = Duration::from_secs(60);
+/// How long a stopping broker tries to say the rest.
+const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One announcement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Word {
     /// I have just started: answer by remembering me.
     Hello,
+    /// I am here, and this is the number of my last word.
+    Beat,
     /// Messages landed in these partitions of a queue.
     Landed(i32, Vec<i64>),
     /// Messages landed somewhere in a queue: too many partitions to name.
@@ -60,7 +70,18 @@ enum Word {
 #[derive(Serialize, Deserialize)]
 struct Envelope {
     from: Uuid,
+    /// Its place among the words of its sender, from 1.
+    number: u64,
     word: Word,
+}
+
+/// Why a listener listens no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The connection was lost.
+    Lost,
+    /// What this broker says does not come back.
+    Deaf,
 }
 
 /// The link to the other brokers. A cheap clone.
@@ -77,9 +98,15 @@ struct Inner {
     queues: QueueDirectory,
     memory: GroupMemory,
     parking: Parking,
+    walks: ReadyWalks,
     pending: Mutex<Pending>,
     something_pending: Notify,
     switch_rounds: SwitchRounds,
+    hearing: Mutex<Hearing>,
+    /// Number of the last word.
+    said: AtomicU64,
+    /// Something landed while nobody else was known of: whoever comes later has missed it.
+    kept_to_itself: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -91,17 +118,43 @@ struct Pending {
 
 impl Peers {
     /// A link that knows nobody yet.
-    pub fn new(name: String, store: Store, queues: QueueDirectory, memory: GroupMemory, parking: Parking) -> Peers {
-        let (pending, something_pending, switch_rounds) = (Mutex::default(), Notify::new(), SwitchRounds::default());
+    pub fn new(
+        name: String,
+        store: Store,
+        queues: QueueDirectory,
+        memory: GroupMemory,
+        parking: Parking,
+        walks: ReadyWalks,
+    ) -> Peers {
         let id = Uuid::new_v4();
-        let inner = Inner { id, name, store, queues, memory, parking, pending, something_pending, switch_rounds };
+        let inner = Inner {
+            id,
+            name,
+            store,
+            queues,
+            memory,
+            parking,
+            walks,
+            pending: Mutex::default(),
+            something_pending: Notify::new(),
+            switch_rounds: SwitchRounds::default(),
+            hearing: Mutex::new(Hearing::new(id)),
+            said: AtomicU64::new(0),
+            kept_to_itself: AtomicBool::new(false),
+        };
         Peers { inner: Arc::new(inner) }
+    }
+
+    /// What walks when a word may have been lost.
+    pub fn walks(&self) -> &ReadyWalks {
+        &self.inner.walks
     }
 
     /// Messages were committed here.
     pub fn landed(&self, appended: &[Appended]) {
         self.inner.memory.activity.appended(appended);
         if !self.inner.parking.has_peers() {
+            self.inner.kept_to_itself.store(true, Ordering::Release);
             return;
         }
         let mut pending = self.pending();
@@ -178,22 +231,38 @@ impl Peers {
         self.inner.something_pending.notify_one();
     }
 
-    /// Sends what is pending, for ever: one statement at a time, whatever gathers meanwhile goes with the next.
+    /// Sends what is pending, for ever: one statement at a time, whatever gathers meanwhile goes with the next. While other
+    /// brokers are known of it says something every second.
     pub async fn run_sender(&self, stop: &CancellationToken) -> BrokerResult<()> {
-        while stop.run_until_cancelled(self.inner.something_pending.notified()).await.is_some() {
-            let payloads = self.take_payloads();
-            if payloads.is_empty() {
-                continue;
+        loop {
+            let pending = tokio::time::timeout(BEAT_EVERY, self.inner.something_pending.notified());
+            let pending = stop.run_until_cancelled(pending).await;
+            if matches!(pending, Some(Err(_))) && self.inner.parking.has_peers() {
+                self.pending().words.push(Word::Beat);
             }
-            match self.inner.store.notify(&payloads).await {
-                Ok(()) => super::meter::meter().notifications_sent.increment(payloads.len() as u64),
-                Err(error) => {
-                    metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_LOST).increment(payloads.len() as u64);
-                    tracing::debug!(%error, "notifications lost; other brokers find out by their own walks");
-                }
+            if pending.is_none() {
+                let _ = tokio::time::timeout(LAST_WORDS_PATIENCE, self.send()).await;
+                return Ok(());
+            }
+            self.send().await;
+        }
+    }
+
+    async fn send(&self) {
+        let payloads = self.take_payloads();
+        if payloads.is_empty() {
+            return;
+        }
+        match self.inner.store.notify(&payloads).await {
+            Ok(()) => {
+                self.hearing().said(Instant::now());
+                super::meter::meter().notifications_sent.increment(payloads.len() as u64);
+            }
+            Err(error) => {
+                metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_LOST).increment(payloads.len() as u64);
+                tracing::debug!(%error, "notifications lost; other brokers find out by their own walks");
             }
         }
-        Ok(())
     }
 
     /// Keeps this broker on the list and knows whether it is alone.
@@ -204,12 +273,12 @@ impl Peers {
             match beat {
                 Ok(others) => {
                     metrics::gauge!(crate::metrics::PEERS).set(others as f64);
-                    self.inner.parking.set_peers(others > 0);
+                    self.set_peers(others > 0);
                 }
                 // Alone or not cannot be known: speak, in case.
                 Err(error) => {
                     tracing::debug!(%error, "heartbeat failed");
-                    self.inner.parking.set_peers(true);
+                    self.set_peers(true);
                 }
             }
             if stop.run_until_cancelled(tokio::time::sleep(HEARTBEAT_EVERY)).await.is_none() {
@@ -220,48 +289,106 @@ impl Peers {
         Ok(())
     }
 
+    fn set_peers(&self, any: bool) {
+        if self.inner.parking.set_peers(any) && any {
+            // Leases that only this broker could have ended may be ended by others from now on.
+            self.inner.memory.ready.reconsider_all();
+        }
+        self.note_deafness();
+    }
+
+    fn note_deafness(&self) {
+        self.inner.walks.set_deaf(self.inner.parking.has_peers() && self.hearing().is_deaf());
+    }
+
     /// Listens to the others, for ever.
     pub async fn run_listener(&self, stop: &CancellationToken) -> BrokerResult<()> {
         let listening = async {
+            let mut pause = LISTEN_RETRY;
             loop {
                 match self.inner.store.listen().await {
                     Ok(mut notifications) => {
+                        self.hearing().listens();
                         self.say(Word::Hello);
-                        self.catch_up().await;
-                        while let Ok(Some(payload)) = notifications.next().await {
-                            self.hear(&payload);
+                        self.catch_up();
+                        let end = self.listen(&mut notifications).await;
+                        pause = if self.hearing().is_deaf() { (pause * 2).min(LISTEN_RETRY_MAX) } else { LISTEN_RETRY };
+                        tracing::info!(?end, "lost the notification connection; listening again");
+                        if end == End::Deaf {
+                            metrics::counter!(crate::metrics::PEER_SILENCES).increment(1);
+                            if let Err(error) = self.inner.store.hang_up(notifications).await {
+                                tracing::debug!(%error, "the dead notification connection ends by itself");
+                            }
                         }
-                        tracing::info!("lost the notification connection; listening again");
                     }
                     Err(error) => tracing::debug!(%error, "cannot listen for notifications"),
                 }
-                tokio::time::sleep(LISTEN_RETRY).await;
+                self.hearing().lost();
+                self.note_deafness();
+                tokio::time::sleep(pause).await;
             }
         };
         stop.run_until_cancelled(listening).await.unwrap_or(Ok(()))
     }
 
-    /// What was said while nobody listened is looked up: options are read again, ready partitions walked again.
-    async fn catch_up(&self) {
-        self.inner.queues.forget_all();
-        self.inner.memory.groups.forget_all();
-        for group in self.inner.memory.ready.groups() {
-            self.inner.memory.ready.reseed(&group).await;
+    /// Hears until the connection is lost or found dead.
+    async fn listen(&self, notifications: &mut Notifications) -> End {
+        let mut look = tokio::time::interval(BEAT_EVERY);
+        loop {
+            let mut next = std::pin::pin!(notifications.next());
+            let heard = loop {
+                tokio::select! {
+                    heard = &mut next => break heard,
+                    _ = look.tick() => {
+                        let (silent, is_unechoed) = {
+                            let (mut hearing, now) = (self.hearing(), Instant::now());
+                            (hearing.fallen_silent(now), hearing.is_unechoed(now))
+                        };
+                        if silent > 0 {
+                            metrics::counter!(crate::metrics::PEER_SILENCES).increment(silent as u64);
+                            tracing::info!(silent, "other brokers fell silent: what they may not have said is looked up");
+                            self.catch_up();
+                        }
+                        if is_unechoed {
+                            return End::Deaf;
+                        }
+                    }
+                }
+            };
+            match heard {
+                Ok(Some(payload)) => self.hear(&payload),
+                Ok(None) | Err(_) => return End::Lost,
+            }
         }
     }
 
+    /// What may have been said and not heard is looked up: options are read again, ready partitions walked again.
+    fn catch_up(&self) {
+        self.inner.queues.forget_all();
+        self.inner.queues.label_news().changed();
+        self.inner.memory.groups.forget_all();
+        self.inner.walks.everything();
+    }
+
     fn hear(&self, payload: &str) {
-        let Ok(Envelope { from, word }) = serde_json::from_str(payload) else {
+        let Ok(Envelope { from, number, word }) = serde_json::from_str(payload) else {
             tracing::warn!(payload, "a notification that this version does not understand");
             return;
         };
+        let missed = self.hearing().heard(from, number, Instant::now());
+        if missed > 0 {
+            metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_MISSED).increment(missed);
+            tracing::debug!(%from, missed, "notifications never came: what they said is looked up");
+            self.catch_up();
+        }
         if from == self.inner.id {
+            self.note_deafness();
             return;
         }
         metrics::counter!(crate::metrics::PEER_NOTIFICATIONS_HEARD).increment(1);
-        self.inner.parking.set_peers(true);
+        self.set_peers(true);
         match word {
-            Word::Hello => {}
+            Word::Hello | Word::Beat => {}
             Word::Landed(queue, partitions) => {
                 self.inner.queues.label_news().heard_of(QueueId(queue));
                 let appended: Vec<Appended> = partitions
@@ -273,10 +400,7 @@ impl Peers {
             }
             Word::LandedWidely(queue) => {
                 self.inner.queues.label_news().heard_of(QueueId(queue));
-                for group in self.inner.memory.ready.groups().into_iter().filter(|g| g.queue == QueueId(queue)) {
-                    let ready = self.inner.memory.ready.clone();
-                    tokio::spawn(async move { ready.reseed(&group).await });
-                }
+                self.inner.walks.queue(QueueId(queue));
             }
             Word::Configured(name) => {
                 self.inner.queues.label_news().changed();
@@ -316,9 +440,23 @@ impl Peers {
                 }
             }
         }
+        if all.is_empty() {
+            return Vec::new();
+        }
+        if self.inner.kept_to_itself.swap(false, Ordering::AcqRel) {
+            // A number that nobody hears.
+            self.inner.said.fetch_add(1, Ordering::AcqRel);
+        }
         let from = self.inner.id;
-        let payloads = all.into_iter().filter_map(|word| serde_json::to_string(&Envelope { from, word }).ok());
+        let payloads = all.into_iter().filter_map(|word| {
+            let number = self.inner.said.fetch_add(1, Ordering::AcqRel) + 1;
+            serde_json::to_string(&Envelope { from, number, word }).ok()
+        });
         payloads.filter(|payload| payload.len() <= PAYLOAD_BYTES_MAX).collect()
+    }
+
+    fn hearing(&self) -> std::sync::MutexGuard<'_, Hearing> {
+        self.inner.hearing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
@@ -335,6 +473,7 @@ mod tests {
     fn every_word_survives_the_wire_and_fits_the_payload() {
         for word in [
             Word::Hello,
+            Word::Beat,
             Word::Landed(i32::MAX, vec![i64::MAX; PARTITIONS_PER_MESSAGE]),
             Word::LandedWidely(1),
             Word::Configured("q".repeat(1024)),
@@ -344,7 +483,8 @@ mod tests {
             Word::SwitchTurned(u64::MAX),
             Word::SwitchesRead(Uuid::max(), u64::MAX),
         ] {
-            let text = serde_json::to_string(&Envelope { from: Uuid::nil(), word: word.clone() }).unwrap();
+            let envelope = Envelope { from: Uuid::nil(), number: u64::MAX, word: word.clone() };
+            let text = serde_json::to_string(&envelope).unwrap();
             assert!(text.len() <= PAYLOAD_BYTES_MAX, "{}", text.len());
             assert_eq!(serde_json::from_str::<Envelope>(&text).unwrap().word, word);
         }

@@ -23,6 +23,7 @@ use super::sweep_width::Sight;
 use super::waiter::{WaitLists, Waiter};
 use crate::ids::{GroupId, PartitionId, QueueId};
 use crate::store::Store;
+use crate::store::partitions::PartitionCandidate;
 
 /// Partitions per page of the walk that seeds a group.
 const SEED_PAGE: i64 = 1000;
@@ -159,16 +160,10 @@ impl ReadyIndex {
         let page = self.inner.store.page_partitions(group.queue, group.id, after.as_deref(), SEED_PAGE).await?;
         super::meter::meter().partitions_walked.increment(page.len() as u64);
         let done = (page.len() as i64) < SEED_PAGE;
-        if page.is_empty() && after.is_none() && !self.inner.store.group_exists(group.id).await? {
-            group.gone.store(true, Ordering::Release);
-            // Whoever is parked in its list waits for nothing.
-            self.forget_group(group.id);
+        if page.is_empty() && after.is_none() {
+            self.check_gone(group).await?;
         }
-        for candidate in &page {
-            if candidate.pending {
-                self.apply(group, candidate.id, group.state().mark(candidate.id));
-            }
-        }
+        self.mark_pending(group, &page);
         if let Some(last) = page.into_iter().last() {
             *after = Some(last.name);
         }
@@ -178,13 +173,43 @@ impl ReadyIndex {
         Ok(done)
     }
 
-    /// Walks through the group's queue once more: notifications may have been lost.
-    pub async fn reseed(&self, group: &Arc<ReadyGroup>) {
-        *group.seed_after.lock().await = None;
-        group.seeded.store(false, Ordering::Release);
-        while let Ok(false) = self.seed_page(group).await {
+    /// Walks through the group's queue once more: notifications may have been lost. Pops go on meanwhile, with what is known.
+    pub async fn walk_again(&self, group: &Arc<ReadyGroup>) -> BrokerResult<()> {
+        let mut after: Option<String> = None;
+        loop {
+            let page = self.inner.store.page_partitions(group.queue, group.id, after.as_deref(), SEED_PAGE).await?;
+            super::meter::meter().partitions_walked.increment(page.len() as u64);
+            if page.is_empty() && after.is_none() {
+                return self.check_gone(group).await;
+            }
+            self.mark_pending(group, &page);
+            match page.into_iter().nth(SEED_PAGE as usize - 1) {
+                Some(last) => after = Some(last.name),
+                None => return Ok(()),
+            }
             tokio::task::yield_now().await;
         }
+    }
+
+    async fn check_gone(&self, group: &ReadyGroup) -> BrokerResult<()> {
+        if !self.inner.store.group_exists(group.id).await? {
+            group.gone.store(true, Ordering::Release);
+            // Whoever is parked in its list waits for nothing.
+            self.forget_group(group.id);
+        }
+        Ok(())
+    }
+
+    fn mark_pending(&self, group: &ReadyGroup, page: &[PartitionCandidate]) {
+        for candidate in page.iter().filter(|candidate| candidate.pending) {
+            self.apply(group, candidate.id, group.state().mark(candidate.id));
+        }
+    }
+
+    /// Looks at everything held again: leases may have ended elsewhere.
+    pub fn reconsider_all(&self) {
+        let queues: Vec<QueueId> = self.inner.by_queue.iter().map(|queue| *queue.key()).collect();
+        queues.into_iter().for_each(|queue| self.reconsider(queue));
     }
 
     /// Messages were committed to these partitions.

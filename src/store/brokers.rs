@@ -1,12 +1,16 @@
 //! Brokers of one database: who is alive, and what they tell each other through `NOTIFY`.
 
-use sqlx::postgres::PgListener;
+use std::time::Duration;
+
+use sqlx::postgres::{PgListener, PgPoolOptions};
 use uuid::Uuid;
 
 use super::Store;
 use super::error::{During, StoreResult, Timed};
 
 const CHANNEL: &str = "regent";
+/// How long connecting to listen may take.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Another broker on this database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +27,8 @@ pub struct PeerRow {
 #[derive(Debug)]
 pub struct Notifications {
     listener: PgListener,
+    /// The process of the database at the other end.
+    backend: i32,
 }
 
 impl Store {
@@ -74,11 +80,27 @@ impl Store {
         Ok(())
     }
 
-    /// Starts to listen, on a connection of its own.
+    /// Starts to listen, on a connection of its own and outside the pools: one whose wire is dead is given up without being
+    /// waited for.
     pub async fn listen(&self) -> StoreResult<Notifications> {
-        let mut listener = PgListener::connect_with(&self.pool).await.during("listen")?;
+        let options = PgPoolOptions::new().max_connections(1).acquire_timeout(LISTEN_PATIENCE).max_lifetime(None);
+        let pool = options.idle_timeout(None).connect_lazy_with((*self.pool.connect_options()).clone());
+        let mut listener = PgListener::connect_with(&pool).await.during("listen")?;
+        listener.eager_reconnect(false);
+        let backend: i32 =
+            sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut listener).await.during("listen")?;
         listener.listen(CHANNEL).await.during("listen")?;
-        Ok(Notifications { listener })
+        Ok(Notifications { listener, backend })
+    }
+
+    /// Ends the database's side of a listening connection that has died on the way.
+    pub async fn hang_up(&self, notifications: Notifications) -> StoreResult<()> {
+        sqlx::query("SELECT pg_terminate_backend($1)")
+            .bind(notifications.backend)
+            .execute(&self.claims)
+            .timed("hanging up")
+            .await?;
+        Ok(())
     }
 }
 

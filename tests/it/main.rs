@@ -22,6 +22,7 @@ mod inspection;
 mod lease;
 mod maintenance;
 mod order;
+mod peers;
 mod plans;
 mod pop;
 mod push;

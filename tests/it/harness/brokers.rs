@@ -41,6 +41,11 @@ impl Broker {
         .await
     }
 
+    /// Starts one with settings of its own.
+    pub async fn tuned(url: &str, set: impl FnOnce(&mut regent::config::Config)) -> Broker {
+        Broker::launch(url, Road::Fused, set).await
+    }
+
     async fn launch(url: &str, road: Road, set: impl FnOnce(&mut regent::config::Config)) -> Broker {
         panics::watch();
         let data_dir = TempDir::with_prefix("regent-it-data-").unwrap();

@@ -15,6 +15,8 @@ use super::{Client, eventually, eventually_blocking};
 pub struct BrokerProcess {
     child: Child,
     data: DataDir,
+    /// Its database, unless it runs its own.
+    database: Option<String>,
     /// Where it serves; the same after a restart.
     pub address: SocketAddr,
 }
@@ -33,18 +35,28 @@ impl Drop for DataDir {
 impl BrokerProcess {
     /// Starts it on a fresh data directory and waits until it is healthy.
     pub async fn start() -> BrokerProcess {
-        BrokerProcess::start_with(&[]).await
+        BrokerProcess::launch(None, &[]).await
     }
 
     /// The same with these variables.
     pub async fn start_with(variables: &[(&str, &str)]) -> BrokerProcess {
+        BrokerProcess::launch(None, variables).await
+    }
+
+    /// The same on a database that others use too.
+    pub async fn on(url: &str) -> BrokerProcess {
+        BrokerProcess::launch(Some(url.to_owned()), &[]).await
+    }
+
+    async fn launch(database: Option<String>, variables: &[(&str, &str)]) -> BrokerProcess {
         let dir = PathBuf::from(format!("/tmp/regent-it-crash-{}", uuid::Uuid::new_v4().simple()));
         std::fs::create_dir(&dir).unwrap();
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
-        let process = BrokerProcess { child: spawn(&dir, address, variables), data: DataDir(dir), address };
+        let child = spawn(&dir, address, database.as_deref(), variables);
+        let process = BrokerProcess { child, data: DataDir(dir), database, address };
         process.healthy().await;
         process
     }
@@ -57,7 +69,7 @@ impl BrokerProcess {
     /// The same with these variables.
     pub async fn restart_with(&mut self, variables: &[(&str, &str)]) {
         self.reap();
-        self.child = spawn(&self.data.0, self.address, variables);
+        self.child = spawn(&self.data.0, self.address, self.database.as_deref(), variables);
         self.healthy().await;
     }
 
@@ -70,6 +82,11 @@ impl BrokerProcess {
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.reap();
+    }
+
+    /// Any signal to the broker.
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
     /// `kill -9` of its PostgreSQL postmaster.
@@ -133,9 +150,13 @@ impl Drop for BrokerProcess {
     }
 }
 
-fn spawn(dir: &Path, address: SocketAddr, variables: &[(&str, &str)]) -> Child {
+fn spawn(dir: &Path, address: SocketAddr, database: Option<&str>, variables: &[(&str, &str)]) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("broker.log")).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_regent"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_regent"));
+    if let Some(url) = database {
+        command.args(["--database-url", url, "--pool-size", "6", "--claim-pool-size", "3"]);
+    }
+    command
         .arg("--port")
         .arg(address.port().to_string())
         .arg("--data-dir")

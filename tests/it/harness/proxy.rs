@@ -1,6 +1,7 @@
 //! A wire between a broker and PostgreSQL that can be cut at a chosen moment.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -30,6 +31,9 @@ struct Shared {
     armed: Mutex<Option<(Cut, Vec<u8>)>>,
     /// Whether the wire is down.
     down: watch::Sender<bool>,
+    /// Of a hundred notifications, how many are lost on the way; the connections live on.
+    swallowed_percent: AtomicU8,
+    swallowed: AtomicUsize,
 }
 
 impl Proxy {
@@ -37,7 +41,9 @@ impl Proxy {
     pub async fn to(database: &Database) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
-        let shared = Arc::new(Shared { armed: Mutex::new(None), down: watch::Sender::new(false) });
+        let (swallowed_percent, swallowed) = (AtomicU8::new(0), AtomicUsize::new(0));
+        let down = watch::Sender::new(false);
+        let shared = Arc::new(Shared { armed: Mutex::new(None), down, swallowed_percent, swallowed });
         let upstream = database.upstream();
         let of_listener = Arc::clone(&shared);
         tokio::spawn(async move {
@@ -62,6 +68,16 @@ impl Proxy {
     /// Ends every connection and refuses new ones.
     pub fn go_down(&self) {
         self.shared.down.send_replace(true);
+    }
+
+    /// Loses so many of a hundred notifications from now on.
+    pub fn swallow(&self, percent: u8) {
+        self.shared.swallowed_percent.store(percent, Ordering::SeqCst);
+    }
+
+    /// Notifications lost so far.
+    pub fn swallowed(&self) -> usize {
+        self.shared.swallowed.load(Ordering::SeqCst)
     }
 
     /// Lets connections through again.
@@ -95,6 +111,7 @@ async fn carry(client: TcpStream, server: impl AsyncRead + AsyncWrite, shared: A
     let (mut from_server, mut to_server) = tokio::io::split(server);
     let mut down = shared.down.subscribe();
     let (mut request, mut answer) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let mut sieve = Sieve::default();
     loop {
         tokio::select! {
             () = async { let _ = down.wait_for(|down| *down).await; } => return,
@@ -117,13 +134,42 @@ async fn carry(client: TcpStream, server: impl AsyncRead + AsyncWrite, shared: A
             },
             read = from_server.read(&mut answer) => match read {
                 Ok(count) if count > 0 => {
-                    if to_client.write_all(&answer[..count]).await.is_err() {
+                    if to_client.write_all(&sieve.pass(&answer[..count], &shared)).await.is_err() {
                         return;
                     }
                 }
                 _ => return,
             },
         }
+    }
+}
+
+/// Takes notifications out of what the server sends.
+#[derive(Default)]
+struct Sieve {
+    /// What of a message has come so far.
+    partial: Vec<u8>,
+}
+
+impl Sieve {
+    /// The whole messages that go on to the client. Without TLS each is a letter and a length that counts itself.
+    fn pass(&mut self, bytes: &[u8], shared: &Shared) -> Vec<u8> {
+        self.partial.extend_from_slice(bytes);
+        let mut passed = Vec::with_capacity(self.partial.len());
+        let mut at = 0;
+        while let Some(header) = self.partial.get(at..at + 5) {
+            let length = 1 + u32::from_be_bytes(header[1..].try_into().unwrap()) as usize;
+            let Some(message) = self.partial.get(at..at + length) else { break };
+            let percent = shared.swallowed_percent.load(Ordering::SeqCst);
+            if message[0] == b'A' && rand::random_range(0..100) < percent {
+                shared.swallowed.fetch_add(1, Ordering::SeqCst);
+            } else {
+                passed.extend_from_slice(message);
+            }
+            at += length;
+        }
+        self.partial.drain(..at);
+        passed
     }
 }
 
