@@ -256,6 +256,7 @@ pub const STATEMENTS: &[&str] = &[
     "moving a subscription",
     "moving cursors",
     "notify",
+    "hanging up",
     "overview",
     "paging partitions",
     "paging queues",

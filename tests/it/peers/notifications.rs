@@ -296,7 +296,7 @@ async fn three_brokers_on_lossy_wires_deliver_everything_in_time() {
         }
     }
     settle(&a).await;
-    let mut seen = vec![BTreeSet::new(), BTreeSet::new()];
+    let mut seen = [BTreeSet::new(), BTreeSet::new()];
     let mut slowest = Duration::ZERO;
     wires.iter().for_each(|wire| wire.swallow(0));
     // Nine per group: each consumer takes its end sooner or later, or its poll runs out.
