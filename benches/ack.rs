@@ -18,6 +18,10 @@ use regent::ids::{GroupId, LeaseId, Offset, PartitionId, QueueId, TransactionHas
 use regent::store::acks::{HashRow, PositionalAdvance};
 use uuid::Uuid;
 
+/// The broker's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn hashes(count: usize) -> Vec<TransactionHash> {
     (0..count).map(|n| TransactionHash::of(&format!("order-{n}-created"))).collect()
 }
@@ -119,21 +123,25 @@ fn actors(c: &mut Criterion) {
     home.stop();
 }
 
-/// Resident bytes per lease of many, each on its own partition and so in its own actor.
+/// Resident bytes per lease of many, each on its own partition and so in its own actor: what as many again add to the
+/// first ones, so that neither threads nor what fingerprints leave behind count.
 fn lease_bytes(batch: usize, name: &Arc<str>) -> usize {
-    const LEASES: i64 = 50_000;
+    const LEASES: i64 = 20_000;
     let home = Home::new(Arbiters::start(1).expect("threads"), Vec::new(), usize::MAX, Arc::new(AckMeter::new()));
-    let print = Fingerprint::of(hashes(batch));
-    let before = resident_bytes();
-    for partition in 0..LEASES {
-        home.granted(grant(partition, print, name));
-    }
-    // The last actor answers only when those before it have started: they share a thread.
-    let last = home.cover(PartitionId(LEASES - 1), name.clone(), LeaseId(Uuid::nil()), print, None);
-    last.expect("an actor").blocking_recv().expect("an answer");
-    let bytes = resident_bytes().saturating_sub(before) / LEASES as usize;
+    let hashes = hashes(batch);
+    let resident_with = |leases: std::ops::Range<i64>| {
+        let last = PartitionId(leases.end - 1);
+        for partition in leases {
+            home.granted(grant(partition, Fingerprint::of(hashes.iter().copied()), name));
+        }
+        // The last actor answers only when those before it have started: they share a thread.
+        let asked = home.cover(last, name.clone(), LeaseId(Uuid::nil()), Fingerprint::default(), None);
+        asked.expect("an actor").blocking_recv().expect("an answer");
+        resident_bytes()
+    };
+    let (first, all) = (resident_with(0..LEASES), resident_with(LEASES..2 * LEASES));
     home.stop();
-    bytes
+    all.saturating_sub(first) / LEASES as usize
 }
 
 fn resident_bytes() -> usize {

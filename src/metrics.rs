@@ -147,6 +147,7 @@ metrics! {
     ACK_QUEUE_DEPTH = Gauge "regent_ack_queue_depth", "Positional advances that wait for a flush.";
     ACK_ACTORS = Gauge "regent_ack_partition_actors", "Partitions with a lease in the registry of this broker.";
     ACK_REGISTRY_BYTES = Gauge "regent_ack_registry_bytes", "Memory of the lease registry.";
+    ACK_EVICTED = Counter "regent_ack_evicted_total", "Leases that left the registry early because it was full.";
     ACK_UNREGISTERED = Counter "regent_ack_unregistered_total", "Leases that the registry had no room for.";
     ACK_SECONDS = Histogram(SECONDS) "regent_ack_seconds" ["path" ACK_PATHS], "Time from request to answer of the acks of one lease, by path.";
     ACK_ITEMS = Counter "regent_ack_items_total" ["result" ACK_RESULTS], "Acknowledged messages, by result.";

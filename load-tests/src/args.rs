@@ -163,6 +163,12 @@ pub struct AckArgs {
     /// Pop everything first, then measure nothing but acks.
     #[arg(long)]
     pub claim_first: bool,
+    /// With --claim-first: so often, --messages each time. Push and pop between the waves are not measured.
+    #[arg(long, default_value_t = 3)]
+    pub waves: usize,
+    /// Lease half of the messages, then the rest: memory of the broker per live lease.
+    #[arg(long, conflicts_with_all = ["claim_first", "partial", "lone", "retained"])]
+    pub lease_memory: bool,
     /// Pop 1,000 and acknowledge single messages of the batch before the rest: the resolution path.
     #[arg(long, conflicts_with_all = ["claim_first", "lone"])]
     pub partial: bool,

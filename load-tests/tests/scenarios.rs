@@ -100,7 +100,7 @@ async fn million_in_small() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn acks_of_every_kind() {
-    for mode in ["--lone", "--claim-first", "--partial"] {
+    for mode in ["--lone", "--partial"] {
         let outcome = run(&["ack", mode, "--messages", "2000", "--consumers", "4"]).await;
         let expected = "--partial" == mode;
         assert_eq!(count(&outcome, "acked"), 2_000, "{mode}: {}", outcome.output);
@@ -108,6 +108,29 @@ async fn acks_of_every_kind() {
     }
     let outcome = run(&["ack", "--messages", "2000", "--retained", "3000", "--consumers", "4"]).await;
     assert_eq!(outcome.json["runs"][0]["ledger"]["stored"], 5_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waves_of_acks_measure_nothing_but_acks() {
+    let outcome = run(&["ack", "--claim-first", "--waves", "3", "--messages", "2000", "--consumers", "4"]).await;
+    assert_eq!(count(&outcome, "acked"), 6_000, "{}", outcome.output);
+    assert_eq!(count(&outcome, "ack_calls"), 600);
+    for not_measured in ["pushed", "push_calls", "delivered", "pop_calls", "pop_empty"] {
+        assert_eq!(count(&outcome, not_measured), 0, "{not_measured}");
+    }
+    let run = &outcome.json["runs"][0];
+    assert_eq!(run["latency_us"]["ack"]["count"], 600);
+    assert!(run["latency_us"]["pop"].is_null() && run["resources"]["seconds"].as_f64().unwrap() > 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lease_memory_compares_once_and_twice_as_many_leases() {
+    let outcome = run(&["ack", "--lease-memory", "--messages", "4000", "--consumers", "4"]).await;
+    let extra = &outcome.json["runs"][0]["extra"];
+    let (first, last) = (extra["leases_first"].as_i64().unwrap(), extra["leases_last"].as_i64().unwrap());
+    // Consumers on their way when the first half is complete bring one more each.
+    assert!((200..=204).contains(&first) && last == 400, "{}", outcome.output);
+    assert!(extra["bytes_per_lease"].is_number());
 }
 
 #[tokio::test(flavor = "multi_thread")]

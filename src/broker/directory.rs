@@ -1,8 +1,8 @@
 //! The directory: partition to actor address. Actors start on demand and leave by themselves; the memory of all lease
 //! registries together is bounded here.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use actix::dev::SendError;
@@ -16,7 +16,10 @@ use super::arbiters::Arbiters;
 use super::expiry;
 use super::fusion::{Covered, Pending, Room, Shard};
 use super::lease::{Fingerprint, LeaseGrant, Miss};
-use super::partition::{Cover, Dropped, Expired, Extended, Granted, MAILBOX_MAX, PartitionActor, QueueGone, Reserved};
+use super::lease_order::{LeaseOrder, LeaseTicket};
+use super::partition::{
+    Cover, Dropped, Evicted, Expired, Extended, Granted, MAILBOX_MAX, PartitionActor, QueueGone, Reserved,
+};
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 
 #[cfg(test)]
@@ -25,7 +28,9 @@ mod tests;
 /// What an actor costs without its leases: context, mailbox, task, directory entry. Measured (`docs/benchmarks.md`).
 const ACTOR_BYTES: usize = 1152;
 /// What a lease costs, without the group's name.
-const LEASE_BYTES: usize = 208;
+const LEASE_BYTES: usize = 288;
+/// The part of the bound that is kept free: what is evicted gives its memory back a moment later, on its own thread.
+const HEADROOM: usize = 16;
 
 /// Where partition actors live. Shared by the pipeline and by every actor.
 #[derive(Debug)]
@@ -35,26 +40,38 @@ pub struct Home {
     shards: Vec<Arc<Shard>>,
     bytes: AtomicUsize,
     bytes_max: usize,
+    /// Never held while an entry of `actors` is being asked for.
+    order: Mutex<LeaseOrder>,
     meter: Arc<AckMeter>,
 }
 
 impl Home {
     /// A directory without actors. `shards` may be empty: then nothing is fused.
     pub fn new(arbiters: Arbiters, shards: Vec<Arc<Shard>>, bytes_max: usize, meter: Arc<AckMeter>) -> Arc<Home> {
-        let home =
-            Arc::new(Home { actors: DashMap::new(), arbiters, shards, bytes: AtomicUsize::new(0), bytes_max, meter });
+        let home = Arc::new(Home {
+            actors: DashMap::new(),
+            arbiters,
+            shards,
+            bytes: AtomicUsize::new(0),
+            bytes_max,
+            order: Mutex::default(),
+            meter,
+        });
         expiry::start(&home, home.arbiters.threads());
         home
     }
 
-    /// Registers a lease. When the memory bound or the mailbox is full the lease stays unknown, which only costs it the
-    /// fast path.
+    /// Registers a lease. Near the memory bound the least recently used one makes room. When actors do not keep up with
+    /// that, or the mailbox is full, the lease stays unknown, which only costs it the fast path.
     pub fn granted(self: &Arc<Home>, grant: LeaseGrant) {
         let partition = grant.partition;
-        let Some(reserved) = self.reserve(LEASE_BYTES + grant.group_name.len()) else {
+        let bytes = LEASE_BYTES + grant.group_name.len();
+        self.make_room(bytes + ACTOR_BYTES);
+        let Some(mut reserved) = self.reserve(bytes) else {
             self.meter.unregistered.increment(1);
             return;
         };
+        reserved.ticket = Some(self.order().enter(partition));
         let granted = Granted { grant, reserved };
         match self.actors.entry(partition) {
             Entry::Vacant(place) => {
@@ -74,6 +91,23 @@ impl Home {
                 }
             },
         }
+    }
+
+    /// Evicts what was used least recently if this many bytes more would reach into the headroom: one for one.
+    fn make_room(&self, bytes: usize) {
+        let wanted = self.bytes.load(Ordering::Relaxed).saturating_add(bytes);
+        if wanted <= self.bytes_max - self.bytes_max / HEADROOM {
+            return;
+        }
+        let oldest = self.order().oldest();
+        if let Some((ticket, partition)) = oldest {
+            self.meter.evicted.increment(1);
+            self.tell(partition, Evicted(ticket));
+        }
+    }
+
+    fn order(&self) -> MutexGuard<'_, LeaseOrder> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn start(self: &Arc<Home>, partition: PartitionId, first: Granted) -> Option<Addr<PartitionActor>> {
@@ -213,10 +247,18 @@ impl Home {
         let fits = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.bytes_max);
         self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
         self.meter.registry_bytes.increment(bytes as f64);
-        Some(Reserved { home: self.clone(), bytes })
+        Some(Reserved { home: self.clone(), bytes, ticket: None })
     }
 
-    pub(super) fn give_back(&self, bytes: usize) {
+    /// A registered lease was extended.
+    pub(super) fn used(&self, ticket: LeaseTicket) {
+        self.order().used(ticket);
+    }
+
+    pub(super) fn give_back(&self, bytes: usize, ticket: Option<LeaseTicket>) {
+        if let Some(ticket) = ticket {
+            self.order().leave(ticket);
+        }
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.meter.registry_bytes.decrement(bytes as f64);
     }

@@ -24,6 +24,8 @@ use super::lease::{Hit, Miss};
 use crate::spans::{self, Place};
 
 pub mod flush;
+#[cfg(test)]
+mod tests;
 
 use flush::{Flushed, Flusher};
 
@@ -228,6 +230,18 @@ impl FusionActor {
             batch.add(pending.hit.advance, pending);
         }
         batch
+    }
+}
+
+impl Drop for FusionActor {
+    /// If a panic took it, a fresh one takes what waits: nobody else would be told.
+    fn drop(&mut self) {
+        // Its mailbox may outlive it by a moment: nobody must be content with a message to that.
+        *self.shard.actor() = None;
+        self.shard.awake.store(false, Ordering::Release);
+        if !self.shard.outlet.is_empty() {
+            self.shard.wake();
+        }
     }
 }
 

@@ -176,11 +176,17 @@ impl<R> Registry<R> {
         })
     }
 
-    /// A lease of this worker was extended. Never shortens.
-    pub fn extend(&mut self, worker: LeaseId, expires: Instant) {
-        for (entry, _) in self.entries.iter_mut().filter(|(entry, _)| entry.worker == worker) {
+    /// A lease of this worker was extended; `used` hears of each. Never shortens.
+    pub fn extend(&mut self, worker: LeaseId, expires: Instant, used: impl Fn(&R)) {
+        for (entry, reserved) in self.entries.iter_mut().filter(|(entry, _)| entry.worker == worker) {
             entry.expires = entry.expires.max(expires);
+            used(reserved);
         }
+    }
+
+    /// Drops the entry that this is said of.
+    pub fn evict(&mut self, is_meant: impl Fn(&R) -> bool) {
+        self.entries.retain(|(_, reserved)| !is_meant(reserved));
     }
 
     /// Drops the lease of a group; with a worker, only that worker's: a late ack of an old worker must not take the

@@ -32,6 +32,7 @@ pub mod hearing;
 pub mod inspection;
 pub mod label_news;
 pub mod lease;
+pub mod lease_order;
 pub mod maintenance;
 pub mod message_list;
 pub mod meter;

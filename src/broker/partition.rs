@@ -17,6 +17,7 @@ use super::directory::Home;
 use super::expiry;
 use super::fusion::{Covered, Pending, Room};
 use super::lease::{Fingerprint, LeaseGrant, Registry};
+use super::lease_order::LeaseTicket;
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 
 #[cfg(test)]
@@ -82,6 +83,11 @@ pub struct Dropped {
     pub worker: Option<LeaseId>,
 }
 
+/// A lease has to make room for another one.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Evicted(pub LeaseTicket);
+
 /// A queue is gone: its leases are void.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -102,11 +108,13 @@ struct Vacate;
 pub struct Reserved {
     pub(super) home: Arc<Home>,
     pub(super) bytes: usize,
+    /// Of a lease; an actor's own memory has none.
+    pub(super) ticket: Option<LeaseTicket>,
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.home.give_back(self.bytes);
+        self.home.give_back(self.bytes, self.ticket);
     }
 }
 
@@ -193,7 +201,8 @@ impl Handler<Extended> for PartitionActor {
     type Result = ();
 
     fn handle(&mut self, Extended { worker, expires }: Extended, _: &mut Context<Self>) {
-        self.registry.extend(worker, expires);
+        let home = &self.home;
+        self.registry.extend(worker, expires, |reserved| reserved.ticket.iter().for_each(|ticket| home.used(*ticket)));
         self.schedule();
     }
 }
@@ -214,6 +223,15 @@ impl Handler<Dropped> for PartitionActor {
 
     fn handle(&mut self, Dropped { group, worker }: Dropped, ctx: &mut Context<Self>) {
         self.registry.drop_lease(group, worker);
+        self.settle(ctx);
+    }
+}
+
+impl Handler<Evicted> for PartitionActor {
+    type Result = ();
+
+    fn handle(&mut self, Evicted(ticket): Evicted, ctx: &mut Context<Self>) {
+        self.registry.evict(|reserved| reserved.ticket == Some(ticket));
         self.settle(ctx);
     }
 }

@@ -235,13 +235,15 @@ fn strange_variables_are_named_once_and_others_left_alone() {
         ("FILE_BUFFER_MAX_BATCH", "7"),
         ("JWT_ALGORITHM", "RS256"),
         ("JWT_SECRET", ""),
+        ("QUEEN_ACK_FUSION_HOLD_MS", "3"),
         ("PATH", "/bin"),
     ]);
     assert_eq!(
         config.report.warnings,
         [
             "of older brokers, without effect: QUEEN_VEGAS_ALPHA",
-            "accepted without effect in this version: FILE_BUFFER_MAX_BATCH, JWT_ALGORITHM, QUEEN_MESH_PORT",
+            "accepted without effect in this version: FILE_BUFFER_MAX_BATCH, JWT_ALGORITHM, \
+             QUEEN_ACK_FUSION_HOLD_MS, QUEEN_MESH_PORT",
             "unknown, without effect: QUEEN_ACK_FUSON, REGENT_POOL_SIZE"
         ]
     );

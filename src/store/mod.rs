@@ -89,6 +89,15 @@ impl Store {
         Ok(Store { pool, claims, generation, ids: IdSpace::new(tag, secret) })
     }
 
+    /// A store whose connections lead to a port where nobody answers.
+    #[cfg(test)]
+    pub(crate) fn unreachable(port: u16, checkout_timeout: std::time::Duration) -> Store {
+        let address = sqlx::postgres::PgConnectOptions::new_without_pgpass().host("127.0.0.1").port(port);
+        let options = sqlx::postgres::PgPoolOptions::new().acquire_timeout(checkout_timeout);
+        let pool = options.connect_lazy_with(address);
+        Store { claims: pool.clone(), pool, generation: Generation::default(), ids: IdSpace::new(0, 0) }
+    }
+
     /// The count of opened connections.
     pub fn generation(&self) -> &Generation {
         &self.generation

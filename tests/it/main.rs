@@ -7,6 +7,7 @@
 
 mod ack;
 mod ack_faults;
+mod ack_fusion;
 mod ack_history;
 mod bad_input;
 mod configure;

@@ -18,6 +18,10 @@ use crate::client::{Connection, Endpoint, Request};
 use postgres::PgSample;
 
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+const QUIET_WAIT_MAX: Duration = Duration::from_secs(10);
+const QUIET_SLICE: Duration = Duration::from_millis(200);
+/// Cores in use by broker and PostgreSQL below which they count as quiet.
+const QUIET_CORES: f64 = 0.1;
 
 /// Everything that is sampled at one moment.
 #[derive(Debug, Clone)]
@@ -36,7 +40,7 @@ pub struct Sample {
 }
 
 /// What happened between two samples.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Resources {
     /// Length in seconds.
     pub seconds: f64,
@@ -72,6 +76,15 @@ pub struct Resources {
     pub tables: BTreeMap<String, i64>,
     /// The broker's own counters: growth of everything named `…_total`, `…_count` or `…_sum`.
     pub broker_metrics: BTreeMap<String, f64>,
+}
+
+/// CPU seconds at one instant: cheap, for windows that are much shorter than what a [`Sample`] costs.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuClock {
+    at: Instant,
+    own: f64,
+    broker: Option<f64>,
+    postgres: Option<f64>,
 }
 
 /// Takes samples; finds the processes by itself where it can.
@@ -169,11 +182,74 @@ impl Sampler {
         }
     }
 
+    /// Reads the CPU clocks.
+    pub fn cpu(&self) -> CpuClock {
+        CpuClock {
+            own: proc::own_cpu_seconds(),
+            broker: self.broker.and_then(proc::cpu_seconds),
+            postgres: self.postmaster.and_then(proc::family_cpu_seconds),
+            at: Instant::now(),
+        }
+    }
+
+    /// Waits until broker and PostgreSQL have finished what was asked of them before, at most `QUIET_WAIT_MAX`.
+    pub async fn quiet(&self) {
+        let begun = Instant::now();
+        while begun.elapsed() < QUIET_WAIT_MAX {
+            let before = self.cpu();
+            tokio::time::sleep(QUIET_SLICE).await;
+            let mut slice = Resources::default();
+            slice.add_cpu(&before, &self.cpu());
+            let used = slice.broker_cpu_seconds.unwrap_or_default() + slice.postgres_cpu_seconds.unwrap_or_default();
+            if used < slice.seconds * QUIET_CORES {
+                return;
+            }
+        }
+    }
+
     /// Ends the session with PostgreSQL.
     pub async fn close(self) {
         if let Some(sql) = self.sql {
             postgres::close(sql).await;
         }
+    }
+}
+
+impl Resources {
+    /// Adds length and CPU of a window.
+    pub fn add_cpu(&mut self, from: &CpuClock, to: &CpuClock) {
+        let more = |sum: &mut Option<f64>, from: Option<f64>, to: Option<f64>| {
+            if let Some((from, to)) = from.zip(to) {
+                *sum = Some(sum.unwrap_or_default() + to - from);
+            }
+        };
+        self.seconds += to.at.duration_since(from.at).as_secs_f64();
+        self.own_cpu_seconds += to.own - from.own;
+        more(&mut self.broker_cpu_seconds, from.broker, to.broker);
+        more(&mut self.postgres_cpu_seconds, from.postgres, to.postgres);
+    }
+
+    /// Adds everything else of a window: growth is summed, states are those of the later one.
+    pub fn add_counters(&mut self, window: Resources) {
+        let more = |sum: Option<i64>, more: Option<i64>| more.map(|more| sum.unwrap_or_default() + more);
+        let mut broker_metrics = std::mem::take(&mut self.broker_metrics);
+        for (name, growth) in window.broker_metrics {
+            *broker_metrics.entry(name).or_default() += growth;
+        }
+        *self = Resources {
+            seconds: self.seconds,
+            own_cpu_seconds: self.own_cpu_seconds,
+            broker_cpu_seconds: self.broker_cpu_seconds,
+            postgres_cpu_seconds: self.postgres_cpu_seconds,
+            wal_bytes: more(self.wal_bytes, window.wal_bytes),
+            commits: more(self.commits, window.commits),
+            write_commits: more(self.write_commits, window.write_commits),
+            rollbacks: more(self.rollbacks, window.rollbacks),
+            wal_syncs: more(self.wal_syncs, window.wal_syncs),
+            grown_bytes: more(self.grown_bytes, window.grown_bytes),
+            broker_metrics,
+            ..window
+        };
     }
 }
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::unistd::{SysconfVar, sysconf};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::{Pid, SysconfVar, sysconf};
 
 /// CPU seconds that this process has used.
 pub fn own_cpu_seconds() -> f64 {
@@ -17,7 +18,6 @@ pub fn own_cpu_seconds() -> f64 {
 /// The fields of `/proc/PID/stat` that are used here.
 struct Stat {
     parent: i32,
-    own_ticks: u64,
     reaped_ticks: u64,
 }
 
@@ -26,30 +26,22 @@ fn stat(pid: i32) -> Option<Stat> {
     // The command's name stands in parentheses and may contain anything.
     let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
     let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
-    Some(Stat {
-        parent: fields.get(1)?.parse().ok()?,
-        own_ticks: number(11)? + number(12)?,
-        reaped_ticks: number(13)? + number(14)?,
-    })
+    Some(Stat { parent: fields.get(1)?.parse().ok()?, reaped_ticks: number(13)? + number(14)? })
 }
 
-fn seconds(ticks: u64) -> f64 {
-    let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
-    ticks as f64 / per_second as f64
-}
-
-/// CPU seconds of one process, all its threads, without its children.
+/// CPU seconds of one process, without its children: all its threads, those that ended too. By its own clock, which
+/// counts nanoseconds: `/proc/PID/stat` counts hundredths of a second, much of what a short window costs.
 pub fn cpu_seconds(pid: i32) -> Option<f64> {
-    stat(pid).map(|stat| seconds(stat.own_ticks))
+    let used = clock_getcpuclockid(Pid::from_raw(pid)).ok()?.now().ok()?;
+    Some(used.tv_sec() as f64 + used.tv_nsec() as f64 / 1e9)
 }
 
 /// CPU seconds of a postmaster and all backends that it ever had: what a backend used moves to its parent when it
-/// ends, so the sum of the living and the reaped misses nothing.
+/// ends, so the sum of the living and the reaped misses nothing. Only the latter is as coarse as a tick.
 pub fn family_cpu_seconds(postmaster: i32) -> Option<f64> {
-    let own = stat(postmaster)?;
-    let children: u64 =
-        children(postmaster).into_iter().filter_map(stat).map(|stat| stat.own_ticks + stat.reaped_ticks).sum();
-    Some(seconds(own.own_ticks + own.reaped_ticks + children))
+    let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100) as f64;
+    let of = |pid: i32| Some(cpu_seconds(pid)? + stat(pid)?.reaped_ticks as f64 / per_second);
+    Some(of(postmaster)? + children(postmaster).into_iter().filter_map(of).sum::<f64>())
 }
 
 fn children(parent: i32) -> Vec<i32> {

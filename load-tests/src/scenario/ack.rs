@@ -4,25 +4,26 @@
 //! come from one run on one machine.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
 
-use super::{Defaults, one_queue, scaled, traffic};
+use super::{Defaults, ack_waves, one_queue, scaled, traffic};
 use crate::args::{AckArgs, Common};
 use crate::broker_process::BrokerProcess;
-use crate::engine::consume::{Claim, Consumer, Source, empty_out};
+use crate::engine::consume::{Consumer, Source, empty_out};
 use crate::engine::{Bench, Workers, produce};
+use crate::figures::Counts;
 use crate::report::Report;
 use crate::run::{Phase, Run};
-use crate::sample::Sampler;
+use crate::sample::{Resources, Sample, Sampler};
 
 /// Messages of one push while filling.
 const FILL_BATCH: u64 = 1_000;
 /// Single acks on each batch of `--partial`.
 const SINGLES: usize = 20;
+const HITS: &str = "regent_ack_hits_total";
+const MISSES: &str = "regent_ack_misses_total";
 const BULK_BATCH: usize = 1_000;
 const BULK_PARTITIONS: usize = 10;
 
@@ -77,7 +78,8 @@ async fn measure(bench: &mut Bench, title: &str, args: &AckArgs) -> Result<Repor
     let pop_batch = bench.common.pop_batch.unwrap_or(pop_batch);
     // With everything claimed first, a partition can be claimed once: one batch each.
     // A batch of the resolution path must be one partition's.
-    let whole_batches = args.claim_first || args.partial;
+    let is_claimed_first = args.claim_first || args.lease_memory;
+    let whole_batches = is_claimed_first || args.partial;
     let lanes = if whole_batches { messages.div_ceil(pop_batch as u64) } else { 1_000.min(messages) };
     let defaults = Defaults {
         lanes: lanes as u32,
@@ -90,7 +92,7 @@ async fn measure(bench: &mut Bench, title: &str, args: &AckArgs) -> Result<Repor
         backlog: u64::MAX,
     };
     let mut common = bench.common.clone();
-    common.lease_seconds.get_or_insert(if args.claim_first { 600 } else { 60 });
+    common.lease_seconds.get_or_insert(if is_claimed_first { 600 } else { 60 });
     let mut traffic = traffic(&common, one_queue("ack"), &defaults);
     if args.lone {
         traffic.consumers = 1;
@@ -99,18 +101,30 @@ async fn measure(bench: &mut Bench, title: &str, args: &AckArgs) -> Result<Repor
     bench.prepare(&run).await?;
     if args.retained > 0 {
         fill(&run, args.retained).await?;
-        let mut workers = Workers::default();
-        for _ in 0..8 {
-            let consumer = Consumer::shaped(&run, 0, run.traffic.wait_ms, BULK_BATCH, BULK_PARTITIONS);
-            workers.consumers.spawn(empty_out(consumer, None));
-        }
-        workers.join().await?;
+        empty(&run).await?;
     }
     fill(&run, messages).await?;
-    if args.claim_first { acks_only(bench, title, &run).await } else { pops_and_acks(bench, title, &run, args).await }
+    if args.claim_first {
+        ack_waves::acks_only(bench, title, &run, messages, args.waves).await
+    } else if args.lease_memory {
+        ack_waves::lease_memory(bench, title, &run, messages).await
+    } else {
+        pops_and_acks(bench, title, &run, args).await
+    }
 }
 
-async fn fill(run: &Arc<Run>, messages: u64) -> Result<()> {
+/// Pops and acknowledges everything in bulk.
+pub(super) async fn empty(run: &Arc<Run>) -> Result<()> {
+    let mut workers = Workers::default();
+    for _ in 0..8 {
+        let consumer = Consumer::shaped(run, 0, run.traffic.wait_ms, BULK_BATCH, BULK_PARTITIONS);
+        workers.consumers.spawn(empty_out(consumer, None));
+    }
+    workers.join().await
+}
+
+/// Pushes this many messages, evenly over the partitions.
+pub(super) async fn fill(run: &Arc<Run>, messages: u64) -> Result<()> {
     let lanes = u64::from(run.traffic.lanes);
     let mut left = messages.div_ceil(lanes);
     while left > 0 {
@@ -139,59 +153,20 @@ async fn pops_and_acks(bench: &mut Bench, title: &str, run: &Arc<Run>, args: &Ac
     finish(bench, title, run, &before, counted).await
 }
 
-async fn acks_only(bench: &mut Bench, title: &str, run: &Arc<Run>) -> Result<Report> {
-    let mut claiming: JoinSet<Result<(Consumer, Vec<Claim>)>> = JoinSet::new();
-    for number in 0..run.traffic.consumers {
-        let mut consumer = Consumer::new(run, 0, &Source::Queue(0), number, 0, false);
-        claiming.spawn(async move {
-            let mut claims = Vec::new();
-            let mut claim = Claim::default();
-            while consumer.claim(&mut claim).await? {
-                claims.push(std::mem::take(&mut claim));
-            }
-            Ok((consumer, claims))
-        });
-    }
-    // Consumers stop at their first empty pop, some with more than others: deal the claims out again.
-    let (mut consumers, mut claims) = (Vec::new(), Vec::new());
-    while let Some(ended) = claiming.join_next().await {
-        let (consumer, part) = ended??;
-        consumers.push(consumer);
-        claims.extend(part);
-    }
-    let share = claims.len().div_ceil(consumers.len().max(1)).max(1);
-    let before = bench.sampler.take(true).await;
-    let counted = run.figures.counters.snapshot();
-    run.enter(Phase::Measure);
-    let begun = Instant::now();
-    let mut acking: JoinSet<Result<()>> = JoinSet::new();
-    for mut consumer in consumers {
-        let mut part = claims.split_off(claims.len() - share.min(claims.len()));
-        acking.spawn(async move {
-            for claim in &mut part {
-                consumer.settle(claim).await?;
-            }
-            Ok(())
-        });
-    }
-    while let Some(ended) = acking.join_next().await {
-        ended??;
-    }
-    let seconds = begun.elapsed().as_secs_f64();
-    let mut report = finish(bench, title, run, &before, counted).await?;
-    report.extra.insert("acks_only_seconds".to_owned(), json!(seconds));
-    Ok(report)
+async fn finish(bench: &mut Bench, title: &str, run: &Arc<Run>, before: &Sample, counted: Counts) -> Result<Report> {
+    let resources = bench.sampler.take(true).await.since(before);
+    let counts = run.figures.counters.snapshot().since(&counted);
+    close(bench, title, run, counts, resources).await
 }
 
-async fn finish(
+/// Drains, judges, and reports what was measured.
+pub(super) async fn close(
     bench: &mut Bench,
     title: &str,
     run: &Arc<Run>,
-    before: &crate::sample::Sample,
-    counted: crate::figures::Counts,
+    counts: Counts,
+    resources: Resources,
 ) -> Result<Report> {
-    let resources = bench.sampler.take(true).await.since(before);
-    let counts = run.figures.counters.snapshot().since(&counted);
     run.enter(Phase::Drain);
     // What could not be popped at once, because a lease had to run out, is fetched before the books are closed.
     empty_out(Consumer::shaped(run, 0, 0, BULK_BATCH, BULK_PARTITIONS), None).await?;
@@ -200,6 +175,16 @@ async fn finish(
     report.latencies.retain(|(name, _)| *name != "push_to_delivery");
     report.versions = bench.sampler.versions();
     Ok(report)
+}
+
+/// Share of the acks that the lease registry recognised.
+fn fast_path_hits(report: &Report) -> Option<f64> {
+    let sum = |family: &str| -> f64 {
+        let of_family = |name: &str| name == family || name.starts_with(&format!("{family}{{"));
+        report.resources.broker_metrics.iter().filter(|(name, _)| of_family(name)).map(|(_, growth)| growth).sum()
+    };
+    let (hits, misses) = (sum(HITS), sum(MISSES));
+    (hits + misses > 0.0).then(|| hits / (hits + misses))
 }
 
 /// Medians over the rounds, and the ratios of the first variant to the others.
@@ -223,6 +208,7 @@ fn compare(reports: &[Report]) -> Value {
             "ack_p99_us": median(name, &|r| latency(r, |q| q.p99_us as f64)),
             "postgres_cpu_us_per_message": median(name, &|r| r.cpu_us_per_message(r.resources.postgres_cpu_seconds)),
             "broker_cpu_us_per_message": median(name, &|r| r.cpu_us_per_message(r.resources.broker_cpu_seconds)),
+            "fast_path_hits": median(name, &fast_path_hits),
             "acks_per_writing_commit":
                 median(name, &|r| r.resources.write_commits.filter(|c| *c > 0).map(|c| r.counts.ack_calls as f64 / c as f64)),
         })

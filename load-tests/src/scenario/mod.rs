@@ -1,6 +1,7 @@
 //! The scenarios: a file each. This one holds what they share: the flags with their defaults.
 
 mod ack;
+mod ack_waves;
 mod chaos;
 mod dense;
 mod fanout;

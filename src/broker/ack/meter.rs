@@ -40,6 +40,8 @@ pub struct AckMeter {
     pub registry_bytes: Gauge,
     /// Leases that were not registered.
     pub unregistered: Counter,
+    /// Leases that made room for others.
+    pub evicted: Counter,
     roads: [Histogram; 3],
     /// Items answered with `success: true`.
     pub items_done: Counter,
@@ -74,6 +76,7 @@ impl AckMeter {
             actors: gauge!(names::ACK_ACTORS),
             registry_bytes: gauge!(names::ACK_REGISTRY_BYTES),
             unregistered: counter!(names::ACK_UNREGISTERED),
+            evicted: counter!(names::ACK_EVICTED),
             roads: ["fused", "positional", "resolved"].map(|road| histogram!(names::ACK_SECONDS, "path" => road)),
             items_done: counter!(names::ACK_ITEMS, "result" => "success"),
             items_failed: counter!(names::ACK_ITEMS, "result" => "failure"),

@@ -129,15 +129,64 @@ async fn what_ended_elsewhere_is_dropped() {
     until(|| home.actors() == 0).await;
 }
 
+const ONE: usize = ACTOR_BYTES + LEASE_BYTES + 1;
+
 #[tokio::test]
-async fn the_memory_bound_holds_and_is_given_back() {
-    let one = ACTOR_BYTES + LEASE_BYTES + 1;
-    let home = home(3 * one);
-    for partition in 0..10 {
+async fn near_the_memory_bound_the_least_recently_used_leases_make_room() {
+    let home = home(32 * ONE);
+    let filled = |leases: usize| home.actors() == leases && home.bytes.load(Ordering::Relaxed) == leases * ONE;
+    for partition in 0..100 {
         home.granted(grant(partition, 1, later()));
+        // The headroom is two of 32.
+        until(|| filled((partition as usize + 1).min(30))).await;
+        if partition >= 10 {
+            // Extended all the time: never the least recently used.
+            home.extended(holder(1), &[PartitionId(10)], later());
+            assert_eq!(ask(&home, 10, 2).await, Err(Miss::OtherWorker), "the extension has been seen");
+        }
     }
-    assert_eq!(home.actors(), 3);
-    assert_eq!(home.bytes.load(Ordering::Relaxed), 3 * one);
+    let known: Vec<i64> = (0..100).filter(|partition| home.knows(PartitionId(*partition))).collect();
+    assert_eq!(known, [10].into_iter().chain(71..100).collect::<Vec<_>>());
+    assert_eq!(ask(&home, 99, 1).await, Ok(Offset(1)));
+    home.forget_group(GroupId(1));
+    until(|| home.actors() == 0 && home.bytes.load(Ordering::Relaxed) == 0).await;
+    assert_eq!(home.order().oldest(), None, "the order forgets with the registry");
+}
+
+#[tokio::test]
+async fn one_group_of_many_on_a_partition_makes_room_alone() {
+    let lease = LEASE_BYTES + 2;
+    let home = home(ACTOR_BYTES * 2 + 16 * lease);
+    // Less the headroom, and the actor that any grant could need.
+    let kept = (home.bytes_max - home.bytes_max / HEADROOM - 2 * ACTOR_BYTES) / lease;
+    let group = |n: i32| LeaseGrant { group: GroupId(n), group_name: format!("{n:02}").into(), ..grant(1, 1, later()) };
+    for n in 0..40 {
+        home.granted(group(n));
+        let used = ACTOR_BYTES + (n as usize + 1).min(kept) * lease;
+        until(|| home.bytes.load(Ordering::Relaxed) == used).await;
+    }
+    assert_eq!(home.actors(), 1);
+    let ask = async |n: i32| {
+        let answer = home.cover(PartitionId(1), format!("{n:02}").into(), holder(1), ids(2), None).unwrap();
+        matches!(answer.await.unwrap(), Covered::Hit(_))
+    };
+    assert!(!ask(0).await, "the oldest went");
+    assert!(!ask(39 - kept as i32).await && ask(40 - kept as i32).await && ask(39).await, "the newest stayed");
+}
+
+#[tokio::test]
+async fn the_memory_bound_holds_while_the_actors_stand_still_and_is_given_back() {
+    let home = home(32 * ONE);
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    home.arbiters.of(0).spawn(async move {
+        let _ = wait.recv();
+    });
+    for partition in 0..100 {
+        home.granted(grant(partition, 1, later()));
+        assert!(home.bytes.load(Ordering::Relaxed) <= 32 * ONE);
+    }
+    assert_eq!(home.actors(), 32, "the rest is not registered");
+    go_on.send(()).unwrap();
     home.forget_group(GroupId(1));
     until(|| home.actors() == 0 && home.bytes.load(Ordering::Relaxed) == 0).await;
     home.granted(grant(7, 1, later()));

@@ -30,6 +30,19 @@ fn the_same_worker_folds_and_another_one_does_not() {
     assert_eq!(shape, [(1, "other partition", &[][..]), (2, "first", &["again"][..]), (2, "other worker", &[][..])]);
 }
 
+/// The first to come leads, whatever the others name: which of two ends is right only the row can tell (I6).
+#[test]
+fn another_end_of_the_same_lease_follows_and_moves_nothing() {
+    let mut batch = Batch::new(WIDE);
+    batch.add(advance(1, 1, 1), "leads");
+    batch.add(PositionalAdvance { batch_end: Offset(9), ..advance(1, 1, 1) }, "further");
+    batch.add(PositionalAdvance { batch_end: Offset(2), ..advance(1, 1, 1) }, "nearer");
+    let rows = batch.into_rows();
+    assert_eq!(rows.len(), 1);
+    assert_eq!((rows[0].advance.batch_end, rows[0].waiter), (Offset(5), "leads"));
+    assert_eq!(rows[0].followers, ["further", "nearer"]);
+}
+
 #[test]
 fn a_batch_always_takes_one_and_then_keeps_its_caps() {
     for caps in [Caps { rows_max: 0, bytes_max: 0 }, Caps { rows_max: 9, bytes_max: ROW_BYTES }] {

@@ -52,10 +52,10 @@ fn expiry_has_a_margin_and_extension_never_shortens() {
     registry.grant(grant(1, 5, now, &[1]), ());
     let late = now + EXPIRY_MARGIN + Duration::from_millis(1);
     assert_eq!(registry.cover("g1", worker(5), &all, late), Err(Miss::Expired));
-    registry.extend(worker(6), late);
+    registry.extend(worker(6), late, |()| ());
     assert_eq!(registry.next_expiry(), Some(now + EXPIRY_MARGIN));
-    registry.extend(worker(5), late);
-    registry.extend(worker(5), now);
+    registry.extend(worker(5), late, |()| ());
+    registry.extend(worker(5), now, |()| ());
     assert_eq!(registry.next_expiry(), Some(late + EXPIRY_MARGIN));
     registry.expire(late + EXPIRY_MARGIN);
     assert!(!registry.is_empty());

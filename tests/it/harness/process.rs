@@ -1,4 +1,5 @@
-//! The broker binary with its embedded PostgreSQL, for tests that kill either.
+//! The broker binary: with its embedded PostgreSQL, for tests that kill either, or on a test's database, for tests that
+//! read metrics, which are one broker's only in a process of its own.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Client, eventually, eventually_blocking};
+use super::{Client, Database, eventually, eventually_blocking};
 
 /// A running binary on a data directory of its own.
 pub struct BrokerProcess {
@@ -36,6 +37,13 @@ impl BrokerProcess {
     /// Starts it on a fresh data directory and waits until it is healthy.
     pub async fn start() -> BrokerProcess {
         BrokerProcess::launch(None, &[]).await
+    }
+
+    /// Starts it on a database of the tests' server, with these variables.
+    pub async fn on(database: &Database, variables: &[(&str, &str)]) -> BrokerProcess {
+        let mut all = vec![("DATABASE_URL", database.url.as_str())];
+        all.extend(variables);
+        BrokerProcess::start_with(&all).await
     }
 
     /// The same with these variables.
@@ -99,9 +107,14 @@ impl BrokerProcess {
         if self.has_ended() {
             return;
         }
-        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).unwrap();
+        self.ask_to_stop();
         let ended = eventually_blocking(Duration::from_secs(20), || self.has_ended());
         assert!(ended, "SIGTERM must end the broker:\n{}", self.log());
+    }
+
+    /// Asks it to stop.
+    pub fn ask_to_stop(&self) {
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).unwrap();
     }
 
     /// Whether the broker process is gone.

@@ -1,0 +1,252 @@
+//! One shard of fused acks, seen from outside (`spec/ack.md` §7, design §3): a locked cursor row holds its flush in flight,
+//! and what is acknowledged meanwhile gathers. Cursor rows of one commit share their `xmin`.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use sqlx::{Postgres, Transaction};
+
+use crate::harness::{AckResult, BrokerProcess, Client, Database, PATIENCE, Pop, Popped, eventually};
+
+const GROUP: &str = "g";
+const STALE: &str = "invalid or expired lease";
+
+/// A broker with one shard and metrics of its own.
+struct Stand {
+    process: BrokerProcess,
+    client: Client,
+    db: Database,
+}
+
+/// Acks under way.
+type Acking = tokio::task::JoinHandle<Vec<AckResult>>;
+
+impl Stand {
+    async fn with(variables: &[(&str, &str)]) -> Stand {
+        let db = Database::migrated().await;
+        let mut all = vec![("QUEEN_ACK_FUSION_SHARDS", "1"), ("DB_POOL_SIZE", "6"), ("REGENT_CLAIM_POOL_SIZE", "2")];
+        all.extend(variables);
+        let process = BrokerProcess::on(&db, &all).await;
+        Stand { client: process.client(), process, db }
+    }
+
+    /// Pushes a message into each of these partitions and leases them together.
+    async fn leased(&self, partitions: std::ops::Range<usize>) -> Popped {
+        let count = partitions.len();
+        for partition in partitions {
+            self.client.push_ids("q", &name(partition), ["m"]).await;
+        }
+        let pop = Pop::queue("q").group(GROUP).all().batch(count as i64).partitions(count as i64);
+        let popped = self.client.pop(&pop).await;
+        assert_eq!(popped.messages.len(), count);
+        popped
+    }
+
+    fn ack(&self, popped: &Popped) -> Acking {
+        let (client, items) = (self.client.clone(), popped.items("completed"));
+        tokio::spawn(async move { client.ack(GROUP, items).await })
+    }
+
+    /// The sum of a metric's series.
+    async fn metric(&self, name: &str) -> f64 {
+        let text = self.client.get("/metrics/prometheus").await.expect(200).text;
+        let of_family = |line: &&str| line.starts_with(&format!("{name} ")) || line.starts_with(&format!("{name}{{"));
+        text.lines().filter(of_family).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Locks the cursor of a partition, has it acknowledged, and waits until that flush waits for the lock.
+    async fn blocked(&self, popped: &Popped, partition: usize) -> (Transaction<'static, Postgres>, Acking) {
+        let mut lock = self.db.pool.begin().await.unwrap();
+        sqlx::query(
+            "SELECT 1 FROM queen.log_consumers WHERE partition_id = (SELECT id FROM queen.log_partitions WHERE name = $1) FOR UPDATE",
+        )
+        .bind(name(partition))
+        .fetch_one(&mut *lock)
+        .await
+        .unwrap();
+        let acking = self.ack(popped);
+        eventually(PATIENCE, async || {
+            let waiting =
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            sqlx::query_scalar::<_, i64>(waiting).fetch_one(&self.db.pool).await.unwrap() == 1
+        })
+        .await;
+        (lock, acking)
+    }
+
+    /// Waits until this many advances wait behind the flush in flight.
+    async fn gathered(&self, count: f64) {
+        eventually(PATIENCE, async || self.metric("regent_ack_queue_depth").await == count).await;
+    }
+
+    /// Cursor rows of each commit, of the partitions in `range`; largest first.
+    async fn commits(&self, range: std::ops::Range<usize>) -> Vec<usize> {
+        let rows: Vec<(String, String)> = sqlx::query_as(
+            "SELECT p.name, c.xmin::text FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = c.partition_id",
+        )
+        .fetch_all(&self.db.pool)
+        .await
+        .unwrap();
+        let wanted: Vec<String> = range.map(name).collect();
+        let mut sizes: HashMap<String, usize> = HashMap::new();
+        for (_, commit) in rows.into_iter().filter(|(partition, _)| wanted.contains(partition)) {
+            *sizes.entry(commit).or_default() += 1;
+        }
+        let mut sizes: Vec<usize> = sizes.into_values().collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        sizes
+    }
+
+    async fn committed(&self, partition: usize) -> i64 {
+        self.db.cursor("q", &name(partition), GROUP).await.committed
+    }
+}
+
+fn name(partition: usize) -> String {
+    format!("p{partition}")
+}
+
+fn all_done(results: &[AckResult]) -> bool {
+    results.iter().all(|result| result.success && result.error.is_none() && result.lease_released)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_gathers_behind_a_flush_shares_the_next_commits_within_their_caps() {
+    // 44 bytes a row.
+    let cases: [(&[&str], &[usize]); 3] =
+        [(&["--ack-fusion-rows-max", "5"], &[5, 5, 2]), (&["--ack-fusion-bytes-max", "200"], &[4, 4, 4]), (&[], &[12])];
+    for (variables, expected) in cases {
+        let stand = Stand::with(variables).await;
+        let (first, others) = (stand.leased(0..1).await, stand.leased(1..13).await);
+        let (lock, acking) = stand.blocked(&first, 0).await;
+        let gathering = stand.ack(&others);
+        stand.gathered(12.0).await;
+        assert_eq!(stand.committed(5).await, -1, "one flush in flight per shard");
+        lock.rollback().await.unwrap();
+        assert!(all_done(&acking.await.unwrap()) && all_done(&gathering.await.unwrap()), "{variables:?}");
+        assert_eq!(stand.commits(1..13).await, expected, "{variables:?}");
+        assert_eq!(stand.metric("regent_ack_flush_rows_sum").await, 13.0, "every row was fused: {variables:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_shard_makes_an_ack_wait_then_answers_pool_and_its_lease_stands() {
+    let variables = [
+        ("REGENT_ACK_FUSION_ROWS_MAX", "2"),
+        ("REGENT_ACK_FUSION_QUEUE_MAX", "2"),
+        ("REGENT_POOL_CHECKOUT_TIMEOUT_MS", "1000"),
+    ];
+    let stand = Stand::with(&variables).await;
+    let leases = [stand.leased(0..1).await, stand.leased(1..2).await, stand.leased(2..3).await];
+    let (lock, first) = stand.blocked(&leases[0], 0).await;
+    let second = stand.ack(&leases[1]);
+    stand.gathered(1.0).await;
+    let began = Instant::now();
+    let refused = stand.ack(&leases[2]).await.unwrap();
+    assert_eq!(refused[0].error.as_deref(), Some("pool"), "{refused:?}");
+    assert!(!refused[0].success && began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    lock.rollback().await.unwrap();
+    assert!(all_done(&first.await.unwrap()) && all_done(&second.await.unwrap()));
+    assert!(all_done(&stand.ack(&leases[2]).await.unwrap()), "nothing had happened to its lease");
+    assert_eq!(stand.metric("regent_ack_hits_total").await, 3.0, "nor to its registry entry");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_that_expire_between_hit_and_flush_are_refused_and_the_others_commit() {
+    let stand = Stand::with(&[]).await;
+    let (first, others) = (stand.leased(0..1).await, stand.leased(1..5).await);
+    let (mut lock, acking) = stand.blocked(&first, 0).await;
+    let gathering = stand.ack(&others);
+    stand.gathered(4.0).await;
+    sqlx::query(
+        "UPDATE queen.log_consumers SET lease_expires_at = clock_timestamp() - interval '1 ms'
+          WHERE partition_id IN (SELECT id FROM queen.log_partitions WHERE name IN ('p0', 'p3'))",
+    )
+    .execute(&mut *lock)
+    .await
+    .unwrap();
+    lock.commit().await.unwrap();
+    assert_eq!(acking.await.unwrap()[0].error.as_deref(), Some(STALE), "alone in its flush");
+    for (message, result) in others.messages.iter().zip(gathering.await.unwrap()) {
+        let expected = (message.partition == "p3").then_some(STALE);
+        assert_eq!(result.error.as_deref(), expected, "{}", message.partition);
+    }
+    for partition in 0..5 {
+        let expected = if matches!(partition, 0 | 3) { -1 } else { 0 };
+        assert_eq!(stand.committed(partition).await, expected, "{partition}");
+    }
+    assert_eq!(stand.metric("regent_ack_refused_total").await, 2.0);
+    for partition in ["p0", "p3"] {
+        let again = stand.client.pop(&Pop::partition("q", partition).group(GROUP).all()).await;
+        assert_eq!(again.ids(), ["m"], "{partition} comes back");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutdown_flushes_once_what_was_taken_in() {
+    let mut stand = Stand::with(&[]).await;
+    let (first, others) = (stand.leased(0..1).await, stand.leased(1..8).await);
+    let (lock, acking) = stand.blocked(&first, 0).await;
+    let gathering = stand.ack(&others);
+    stand.gathered(7.0).await;
+    stand.process.ask_to_stop();
+    let client = stand.client.clone();
+    eventually(PATIENCE, async || !client.is_healthy().await).await;
+    lock.rollback().await.unwrap();
+    assert!(all_done(&acking.await.unwrap()) && all_done(&gathering.await.unwrap()));
+    stand.process.terminate();
+    assert_eq!(stand.commits(0..1).await, [1]);
+    assert_eq!(stand.commits(1..8).await, [7], "one flush for all that waited");
+    assert_eq!(stand.db.live_leases().await, 0);
+}
+
+/// The partition's actor leaves with each ack and comes back with each pop.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_ack_misses_its_lease_however_often_the_actor_comes_and_goes() {
+    let stand = Stand::with(&[]).await;
+    let pop = Pop::partition("q", "p").group(GROUP).all();
+    stand.client.push_ids("q", "p", (0..200).map(|n| format!("m{n}"))).await;
+    for round in 0..200 {
+        let popped = stand.client.pop(&pop.clone().batch(1)).await;
+        let results = stand.ack(&popped).await.unwrap();
+        assert!(all_done(&results), "round {round}: {results:?}");
+    }
+    assert_eq!(stand.metric("regent_ack_hits_total").await, 200.0);
+    assert_eq!(stand.metric("regent_ack_misses_total").await, 0.0);
+    eventually(PATIENCE, async || stand.metric("regent_ack_partition_actors").await == 0.0).await;
+    assert_eq!(stand.metric("regent_ack_registry_bytes").await, 0.0);
+}
+
+/// Security-operations §8: the registry evicts what was used least recently; that costs the ack time, never its verdict.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_registry_forgets_the_oldest_leases_and_their_acks_still_land() {
+    const LEASES: usize = 1_000;
+    // What one pop adds fits into the headroom of a sixteenth.
+    const PER_POP: usize = 20;
+    let stand = Stand::with(&[("QUEEN_ACK_REGISTRY_MB", "1")]).await;
+    let items: Vec<_> = (0..LEASES)
+        .map(|n| serde_json::json!({ "queue": "q", "partition": name(n), "transactionId": "m", "payload": 1 }))
+        .collect();
+    stand.client.push(items.into()).await;
+    let pop = Pop::queue("q").group(GROUP).all().batch(PER_POP as i64).partitions(PER_POP as i64);
+    let mut leases = Vec::new();
+    for _ in 0..LEASES / PER_POP {
+        leases.push(stand.client.pop(&pop).await);
+        // The actors give memory back on their own thread.
+        let settled = f64::from(1024 * 1024) * 15.0 / 16.0;
+        eventually(PATIENCE, async || stand.metric("regent_ack_registry_bytes").await <= settled).await;
+    }
+    assert_eq!(leases.iter().map(|popped| popped.messages.len()).sum::<usize>(), LEASES);
+    assert!(stand.metric("regent_ack_evicted_total").await > 0.0);
+    assert_eq!(stand.metric("regent_ack_unregistered_total").await, 0.0);
+    let mut hit = Vec::new();
+    for popped in leases {
+        let before = stand.metric("regent_ack_hits_total").await;
+        assert!(all_done(&stand.ack(&popped).await.unwrap()), "every ack lands");
+        hit.push(stand.metric("regent_ack_hits_total").await - before);
+    }
+    assert_eq!(hit[0], 0.0, "the oldest were forgotten");
+    assert_eq!(hit[hit.len() - 1], PER_POP as f64, "the newest are known");
+    assert!(hit.is_sorted(), "in the order of their pops: {hit:?}");
+    assert_eq!(stand.db.live_leases().await, 0);
+}
