@@ -26,7 +26,7 @@ impl Stand {
         let db = Database::migrated().await;
         let mut all = vec![("QUEEN_ACK_FUSION_SHARDS", "1"), ("DB_POOL_SIZE", "6"), ("REGENT_CLAIM_POOL_SIZE", "2")];
         all.extend(variables);
-        let process = BrokerProcess::on(&db, &all).await;
+        let process = BrokerProcess::on_with(&db.url, &all).await;
         Stand { client: process.client(), process, db }
     }
 

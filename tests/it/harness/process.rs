@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Client, Database, eventually, eventually_blocking};
+use super::{Client, eventually, eventually_blocking};
 
 /// A running binary on a data directory of its own.
 pub struct BrokerProcess {
@@ -39,13 +39,6 @@ impl BrokerProcess {
         BrokerProcess::launch(None, &[]).await
     }
 
-    /// Starts it on a database of the tests' server, with these variables.
-    pub async fn on(database: &Database, variables: &[(&str, &str)]) -> BrokerProcess {
-        let mut all = vec![("DATABASE_URL", database.url.as_str())];
-        all.extend(variables);
-        BrokerProcess::start_with(&all).await
-    }
-
     /// The same with these variables.
     pub async fn start_with(variables: &[(&str, &str)]) -> BrokerProcess {
         BrokerProcess::launch(None, variables).await
@@ -53,7 +46,12 @@ impl BrokerProcess {
 
     /// The same on a database that others use too.
     pub async fn on(url: &str) -> BrokerProcess {
-        BrokerProcess::launch(Some(url.to_owned()), &[]).await
+        BrokerProcess::on_with(url, &[]).await
+    }
+
+    /// The same with these variables.
+    pub async fn on_with(url: &str, variables: &[(&str, &str)]) -> BrokerProcess {
+        BrokerProcess::launch(Some(url.to_owned()), variables).await
     }
 
     async fn launch(database: Option<String>, variables: &[(&str, &str)]) -> BrokerProcess {
