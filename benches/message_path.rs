@@ -240,7 +240,7 @@ const WORKER: Uuid = Uuid::from_u128(7);
 fn ack_flushes(c: &mut Criterion, rig: &Rig) {
     let (queue, partitions) = rig.queue("acked", *ROWS.iter().max().unwrap());
     let (group, mut leasing) = rig.runtime.block_on(async {
-        let group = rig.store.create_group(queue, "billing").await.unwrap().unwrap().id;
+        let group = rig.store.create_groups(&[queue], "billing").await.unwrap()[0].1.id;
         let unmet: Vec<_> = partitions.iter().map(|id| (group, *id, StartAt::Beginning)).collect();
         rig.store.seed_cursors(&unmet).await.unwrap();
         (group, PgConnection::connect(rig.postgres.url()).await.unwrap())

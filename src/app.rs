@@ -274,6 +274,8 @@ fn spawn_loops(supervisor: &Supervisor, broker: &Broker) {
         async move { walks.run(&stop).await }
     });
     statistics::spawn(supervisor, broker);
+    spawn_workers(supervisor, "queue_contacts", broker.queue_contacts());
+    spawn_workers(supervisor, "group_contacts", broker.group_contacts());
     spawn_workers(supervisor, "claims", broker.claims());
     spawn_workers(supervisor, "segment_reads", broker.reads());
     spawn_workers(supervisor, "transaction_flush", broker.transaction_lanes());

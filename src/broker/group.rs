@@ -6,10 +6,10 @@ use std::sync::Arc;
 use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
 use dashmap::DashMap;
 
+use super::contact::{GroupContacts, Want};
 use super::error::BrokerResult;
 use super::queue::Queue;
 use super::settings::DefaultSubscription;
-use super::turns::Turns;
 use crate::ids::{GroupId, QUEUE_MODE_GROUP, QueueId};
 use crate::store::Store;
 use crate::store::groups::{GroupRow, StartAt};
@@ -76,15 +76,14 @@ pub fn parse_timestamp(text: &str) -> Option<DateTime<Utc>> {
 #[derive(Clone, Debug)]
 pub struct GroupDirectory {
     store: Store,
-    /// Of those who must ask the database.
-    turns: Turns,
+    contacts: GroupContacts,
     rows: Arc<DashMap<(QueueId, String), GroupRow>>,
 }
 
 impl GroupDirectory {
     /// An empty cache over the store.
     pub fn new(store: Store) -> GroupDirectory {
-        GroupDirectory { store, turns: Turns::new(), rows: Arc::default() }
+        GroupDirectory { contacts: GroupContacts::over(&store), store, rows: Arc::default() }
     }
 
     /// First contact of a wildcard or discovery pop: the registered group. `None` if the queue is gone.
@@ -99,14 +98,7 @@ impl GroupDirectory {
         if let Some(row) = self.rows.get(&key).filter(|row| row.registered) {
             return Ok(Some(*row));
         }
-        let _turn = self.turns.take().await;
-        let row = Box::pin(async {
-            match self.store.find_group(queue.id, name).await? {
-                Some(row) if row.registered => Ok(Some(row)),
-                _ => self.store.register_group(queue.id, name, start, conflation).await,
-            }
-        });
-        let row = row.await?;
+        let row = Box::pin(self.contacts.meet(queue.id, name, Want::Registered(start, conflation))).await?;
         Ok(row.map(|row| self.remember(key, row)))
     }
 
@@ -126,7 +118,6 @@ impl GroupDirectory {
         if missing.is_empty() {
             return Ok(met);
         }
-        let _turn = self.turns.take().await;
         let mut rows = Box::pin(self.store.find_groups(&missing, name)).await?;
         rows.retain(|(_, row)| row.registered);
         let known: HashSet<QueueId> = rows.iter().map(|(queue, _)| *queue).collect();
@@ -144,15 +135,13 @@ impl GroupDirectory {
         if let Some(row) = self.rows.get(&key) {
             return Ok(Some(*row));
         }
-        let _turn = self.turns.take().await;
-        let row = Box::pin(async {
-            match self.store.find_group(queue.id, name).await? {
-                Some(row) => Ok(Some(row)),
-                None => self.store.create_group(queue.id, name).await,
-            }
-        });
-        let row = row.await?;
+        let row = Box::pin(self.contacts.meet(queue.id, name, Want::Row)).await?;
         Ok(row.map(|row| self.remember(key, row)))
+    }
+
+    /// Look-ups that wait, for the background tasks that run them.
+    pub fn contacts(&self) -> &GroupContacts {
+        &self.contacts
     }
 
     /// Forgets the groups of a queue.

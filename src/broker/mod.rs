@@ -11,6 +11,7 @@ pub mod claim;
 pub mod claim_fusion;
 pub mod coalesce;
 pub mod configure;
+pub mod contact;
 pub mod dead_letters;
 pub mod dedup;
 mod dedup_ids;
@@ -66,7 +67,6 @@ pub mod sweep_width;
 mod switch_rounds;
 pub mod traces;
 pub mod transaction;
-pub mod turns;
 pub mod waiter;
 pub mod watched_queues;
 
@@ -84,6 +84,7 @@ use append::Writing;
 use autopilot::Autopilot;
 use claim_fusion::ClaimFusion;
 use configure::ConfigureRequest;
+use contact::{GroupContacts, QueueContacts};
 use dead_letters::DeadLetters;
 use dedup::DedupBudget;
 use discovery::Discovery;
@@ -308,6 +309,16 @@ impl Broker {
     /// The reads of what was claimed, likewise.
     pub fn reads(&self) -> &SharedReads {
         self.pop.reads.shared()
+    }
+
+    /// First contacts of queues, likewise.
+    pub fn queue_contacts(&self) -> &QueueContacts {
+        self.queues.contacts()
+    }
+
+    /// First contacts of groups, likewise.
+    pub fn group_contacts(&self) -> &GroupContacts {
+        self.pop.groups.contacts()
     }
 
     /// The shards of the push path, likewise.

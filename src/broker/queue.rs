@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 
+use super::contact::QueueContacts;
 use super::error::BrokerResult;
 use super::label_news::LabelNews;
-use super::turns::Turns;
 use crate::ids::QueueId;
 use crate::store::Store;
 use crate::store::queues::{QueueOptions, QueueRow};
@@ -25,8 +25,7 @@ pub type Queue = Arc<QueueRow>;
 #[derive(Clone, Debug)]
 pub struct QueueDirectory {
     store: Store,
-    /// Of those who must ask the database.
-    turns: Turns,
+    contacts: QueueContacts,
     by_name: Arc<DashMap<Arc<str>, Queue>>,
     by_id: Arc<DashMap<QueueId, Queue>>,
     label_news: Arc<LabelNews>,
@@ -35,13 +34,9 @@ pub struct QueueDirectory {
 impl QueueDirectory {
     /// An empty cache over the store.
     pub fn new(store: Store) -> QueueDirectory {
-        QueueDirectory {
-            store,
-            turns: Turns::new(),
-            by_name: Arc::default(),
-            by_id: Arc::default(),
-            label_news: Arc::default(),
-        }
+        let label_news = Arc::default();
+        let contacts = QueueContacts::over(&store, &label_news);
+        QueueDirectory { store, contacts, by_name: Arc::default(), by_id: Arc::default(), label_news }
     }
 
     /// The queue, if it exists.
@@ -49,9 +44,8 @@ impl QueueDirectory {
         if let Some(queue) = self.by_name.get(name) {
             return Ok(Some(queue.clone()));
         }
-        let _turn = self.turns.take().await;
-        let rows = Box::pin(self.store.find_queues(&[name.to_owned()])).await?;
-        Ok(rows.into_iter().next().map(|row| self.remember(row)))
+        let found = Box::pin(self.contacts.find(vec![name.to_owned()], false)).await?;
+        Ok(found.into_iter().next().map(|queue| self.remember(queue)))
     }
 
     /// The queues of these names; those that do not exist are made (`spec/push-pop.md` §4).
@@ -69,24 +63,9 @@ impl QueueDirectory {
         if missing.is_empty() {
             return Ok(found);
         }
-        missing.sort_unstable();
-        missing.dedup();
-        let wanted = missing.len();
-        let _turn = self.turns.take().await;
-        for attempt in 0..3 {
-            for row in Box::pin(self.store.find_queues(&missing)).await? {
-                found.insert(row.name.clone(), self.remember(row));
-            }
-            missing.retain(|name| !found.contains_key(name));
-            if missing.is_empty() {
-                break;
-            }
-            if attempt < 2 {
-                Box::pin(self.store.create_queues(&missing)).await?;
-                self.label_news.changed();
-            }
+        for queue in Box::pin(self.contacts.find(missing, true)).await? {
+            found.insert(queue.name.clone(), self.remember(queue));
         }
-        debug_assert!(found.len() >= wanted || !missing.is_empty());
         Ok(found)
     }
 
@@ -95,9 +74,13 @@ impl QueueDirectory {
         if let Some(queue) = self.cached(id) {
             return Ok(Some(queue));
         }
-        let _turn = self.turns.take().await;
         let row = Box::pin(self.store.find_queue_by_id(id)).await?;
-        Ok(row.map(|row| self.remember(row)))
+        Ok(row.map(|row| self.remember(Arc::new(row))))
+    }
+
+    /// Look-ups that wait, for the background tasks that run them.
+    pub fn contacts(&self) -> &QueueContacts {
+        &self.contacts
     }
 
     /// Word of queues that were made or configured.
@@ -128,7 +111,7 @@ impl QueueDirectory {
     ) -> BrokerResult<Result<Queue, E>> {
         let row = self.store.configure_queue(name, change).await?;
         self.label_news.changed();
-        Ok(row.map(|row| self.remember(row)))
+        Ok(row.map(|row| self.remember(Arc::new(row))))
     }
 
     /// Forgets what is cached under a name. Answers the key it had.
@@ -145,13 +128,12 @@ impl QueueDirectory {
         self.label_news.changed();
     }
 
-    fn remember(&self, row: QueueRow) -> Queue {
+    fn remember(&self, queue: Queue) -> Queue {
         if self.by_name.len() >= CACHED_QUEUES_MAX {
             self.by_name.clear();
             self.by_id.clear();
         }
-        self.label_news.saw(row.id);
-        let queue = Arc::new(row);
+        self.label_news.saw(queue.id);
         if let Some(old) = self.by_name.insert(queue.name.as_str().into(), queue.clone())
             && old.id != queue.id
         {

@@ -25,9 +25,11 @@ impl Store {
         rows.iter().map(contact_of).collect::<Result<_, _>>().during("finding groups")
     }
 
-    /// As [`Store::register_group`], for many queues in one transaction. Queues that are gone have no answer. `queues`
-    /// come sorted: whoever registers several locks them in the same order, and groups that are there already after
-    /// them, by id, as their deletion does.
+    /// Fixes where the groups of this name on many queues start, once: the first caller's word stands. The boundary of
+    /// [`StartAt::End`] is exact and lazy: the row keeps the registering snapshot, and a partition met later skips exactly
+    /// what that snapshot could see. An instant in the future means from now on (`spec/push-pop.md` §7.10). `conflation`
+    /// is fixed with it. Queues that are gone have no answer. `queues` come sorted: whoever registers several locks them
+    /// in the same order, and groups that are there already after them, by id, as their deletion does.
     pub async fn register_groups(
         &self,
         queues: &[QueueId],
@@ -63,6 +65,21 @@ impl Store {
         .timed("registering groups")
         .await?;
         rows.iter().map(contact_of).collect::<Result<_, _>>().during("registering groups")
+    }
+
+    /// Gives unregistered groups of this name rows to hang cursors on (targeted pops). Queues that are gone have no answer.
+    pub async fn create_groups(&self, queues: &[QueueId], name: &str) -> StoreResult<Vec<(QueueId, GroupRow)>> {
+        sqlx::query(
+            "INSERT INTO queen.consumer_groups (queue_id, name) \
+             SELECT q.id, $2 FROM (SELECT id FROM queen.queues WHERE id = ANY($1) ORDER BY id FOR KEY SHARE) q \
+             ORDER BY q.id ON CONFLICT (queue_id, name) DO NOTHING",
+        )
+        .bind(ids(queues))
+        .bind(name)
+        .execute(&self.pool)
+        .timed("creating groups")
+        .await?;
+        self.find_groups(queues, name).await
     }
 
     /// The first `each` partitions of many queues, in name order, each with whether the group may find something in it,

@@ -82,56 +82,6 @@ impl Store {
         .during("finding a group")
     }
 
-    /// Fixes where the group starts, once: the first caller's word stands. The boundary of [`StartAt::End`] is exact
-    /// and lazy: the row keeps the registering snapshot, and a partition met later skips exactly what that snapshot
-    /// could see. An instant in the future means from now on (`spec/push-pop.md` §7.10). `None` if the queue is gone.
-    /// `conflation` is fixed with it.
-    pub async fn register_group(
-        &self,
-        queue: QueueId,
-        name: &str,
-        start: StartAt,
-        conflation: bool,
-    ) -> StoreResult<Option<GroupRow>> {
-        let (mode, at) = start.registration();
-        let row: Option<(i32, bool)> = sqlx::query_as(
-            "INSERT INTO queen.consumer_groups AS g \
-               (queue_id, name, mode, subscribed_at, snapshot, registered_at, conflation) \
-             SELECT q.id, $2, $3, least($4, clock_timestamp()), pg_current_snapshot(), clock_timestamp(), $5 \
-             FROM (SELECT id FROM queen.queues WHERE id = $1 FOR KEY SHARE) q \
-             ON CONFLICT (queue_id, name) DO UPDATE SET mode = coalesce(g.mode, excluded.mode), \
-               subscribed_at = CASE WHEN g.mode IS NULL THEN excluded.subscribed_at ELSE g.subscribed_at END, \
-               snapshot = CASE WHEN g.mode IS NULL THEN excluded.snapshot ELSE g.snapshot END, \
-               registered_at = CASE WHEN g.mode IS NULL THEN excluded.registered_at ELSE g.registered_at END, \
-               conflation = CASE WHEN g.mode IS NULL THEN excluded.conflation ELSE g.conflation END \
-             RETURNING id, conflation",
-        )
-        .bind(queue.0)
-        .bind(name)
-        .bind(mode)
-        .bind(at)
-        .bind(conflation)
-        .fetch_optional(&self.pool)
-        .timed("registering a group")
-        .await?;
-        Ok(row.map(|(id, conflation)| GroupRow { id: GroupId(id), registered: true, conflation }))
-    }
-
-    /// Gives an unregistered group a row to hang cursors on (targeted pops). `None` if the queue is gone.
-    pub async fn create_group(&self, queue: QueueId, name: &str) -> StoreResult<Option<GroupRow>> {
-        sqlx::query(
-            "INSERT INTO queen.consumer_groups (queue_id, name) \
-             SELECT q.id, $2 FROM (SELECT id FROM queen.queues WHERE id = $1 FOR KEY SHARE) q \
-             ON CONFLICT (queue_id, name) DO NOTHING",
-        )
-        .bind(queue.0)
-        .bind(name)
-        .execute(&self.pool)
-        .timed("creating a group")
-        .await?;
-        self.find_group(queue, name).await
-    }
-
     /// Makes the cursors that groups lack on partitions, each placed by the group's registration or, for a group that
     /// has none, by the given fallback. Existing cursors stay. Commits asynchronously: a push answered later flushes it
     /// too, so a cursor lost in a crash had nothing above it. A group that has been deleted gets none: its row is locked,

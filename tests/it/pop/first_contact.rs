@@ -134,3 +134,27 @@ async fn racing_first_pops_register_once() {
     assert_eq!(seen, ["p0", "p1", "p2", "p3", "p4", "p5"]);
     assert_eq!(broker.db.row_counts().await["consumer_groups"], 1);
 }
+
+/// A crowd that appears at once is met in a few transactions, whoever comes first, and a push is not behind all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_new_queues_shares_commits() {
+    const CROWD: usize = 400;
+    let broker = TestBroker::start().await;
+    let pops = (0..CROWD).map(|n| {
+        let client = broker.clone();
+        async move { client.pop(&Pop::queue(&format!("q{n}")).group("g").all().auto_ack().wait_ms(20_000)).await }
+    });
+    let pushes = (0..CROWD).map(|n| {
+        let client = broker.clone();
+        async move { client.push_ids(&format!("q{n}"), "p", ["m"]).await }
+    });
+    let (popped, _) = join(join_all(pops), join_all(pushes)).await;
+    assert!(popped.iter().all(|popped| popped.ids() == ["m"]));
+    for table in ["queues", "consumer_groups"] {
+        let sql = format!("SELECT count(*), count(DISTINCT xmin::text) FROM queen.{table}");
+        let (rows, transactions): (i64, i64) =
+            sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_one(&broker.db.pool).await.unwrap();
+        assert_eq!(rows, CROWD as i64);
+        assert!(transactions < 100, "{transactions} transactions made the {table}");
+    }
+}
