@@ -223,6 +223,13 @@ impl Database {
         .unwrap()
     }
 
+    /// Waits until a broker listens: what it cached before, it reads again then.
+    pub async fn listened_to(&self) {
+        let sql = "SELECT EXISTS (SELECT 1 FROM pg_stat_activity \
+                   WHERE datname = current_database() AND state = 'idle' AND query ILIKE 'LISTEN%')";
+        super::eventually(super::PATIENCE, async || sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()).await;
+    }
+
     /// Deadlocks of this database since the server started.
     pub async fn deadlocks(&self) -> i64 {
         let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";

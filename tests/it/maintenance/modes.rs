@@ -223,6 +223,8 @@ async fn an_encrypted_queue_is_never_plain_on_disk() {
             }
         })
         .await;
+        // Options that were cached before would be unknown again, and their messages sealed instead of refused.
+        broker.db.listened_to().await;
         broker.configure("secret", json!({ "encryptionEnabled": true })).await;
         broker.configure("open", json!({})).await;
         push_mode(&broker, true).await;
