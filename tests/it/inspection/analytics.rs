@@ -1,5 +1,8 @@
 //! Status over time and analytics (`spec/admin.md` §9.1, §9.4, §10).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::{Value, json};
 
 use super::{are_integers, half_consumed, has_keys};
@@ -33,6 +36,45 @@ async fn traffic(client: &Client) {
 fn sum(series: &Value, queue: &str, key: &str) -> i64 {
     let points = series.as_array().unwrap().iter().filter(|point| point["queueName"] == queue);
     points.map(|point| point[key].as_i64().unwrap()).sum()
+}
+
+/// What is cached of a queue is read again whenever notifications may have been lost; what is pushed meanwhile is counted
+/// for it all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pushes_are_counted_while_the_listener_comes_back() {
+    let (broker, db) = hasty().await;
+    let over = Arc::new(AtomicBool::new(false));
+    let pushers: Vec<_> = (0..4)
+        .map(|nth| {
+            let (client, over) = ((*broker).clone(), over.clone());
+            tokio::spawn(async move {
+                let mut pushed = 0;
+                while !over.load(Ordering::Relaxed) {
+                    client.push_ids(&format!("q{nth}"), "p", [format!("m{pushed}")]).await;
+                    pushed += 1;
+                }
+                pushed
+            })
+        })
+        .collect();
+    for _ in 0..10 {
+        db.listened_to().await;
+        db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE datname = current_database() AND query ILIKE 'LISTEN%'",
+        )
+        .await;
+    }
+    db.listened_to().await;
+    over.store(true, Ordering::Relaxed);
+    for (nth, pusher) in pushers.into_iter().enumerate() {
+        let pushed: i64 = pusher.await.unwrap();
+        eventually(PATIENCE, async || {
+            let ops = get(&broker, "analytics/queue-ops").await;
+            sum(&ops["series"], &format!("q{nth}"), "pushMessages") == pushed
+        })
+        .await;
+    }
 }
 
 /// §10.1 to §10.5, §10.8, §10.9, §9.1, §4.1: what happened is counted once, in every view of it.
