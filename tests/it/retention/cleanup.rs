@@ -143,8 +143,9 @@ async fn the_walk_enters_what_is_missing_from_the_work_list() {
         let found: i64 =
             sqlx::query_scalar("SELECT count(*) FROM queen.log_ages").fetch_one(&broker.db.pool).await.unwrap();
         let swept = broker.db.log_bounds("q", "p").await == Some((1, 0, 0));
+        // A walk beside the ageing above may have entered the age of before it.
         if found == 2 {
-            broker.db.age(0).await;
+            broker.db.age(60).await;
         }
         swept
     })
