@@ -32,11 +32,6 @@ impl PopCall {
         PopCall { request, deadline, looked_before: false, waiting: None }
     }
 
-    /// Whether it stands in the lists of those who wait.
-    pub fn is_parked(&self) -> bool {
-        self.waiting.is_some()
-    }
-
     /// Resolves when another look is worthwhile: something may be there, the deadline has come, or the broker stops.
     /// At once if it is not parked. Cancel safe: a wake-up is used by the look that follows, or passed on when the call drops.
     pub async fn due(&self) {
