@@ -105,7 +105,12 @@ impl Lane<'_> {
     /// Carries out a step and answers what came of it, without the ids that differ from road to road.
     async fn take(&mut self, step: &Step) -> Value {
         match step {
-            Step::Configure(options) => self.broker.configure(&self.queue, options.clone()).await,
+            Step::Configure(options) => {
+                let answer = self.broker.configure(&self.queue, options.clone()).await;
+                // A shorter window makes things due; they go in the background, on each road in its own time.
+                self.swept().await;
+                answer
+            }
             Step::Push { partition, ids } => {
                 let item =
                     |id| json!({ "queue": self.queue, "partition": partition, "transactionId": id, "payload": id });
@@ -157,8 +162,12 @@ impl Lane<'_> {
 
     async fn retain(&self, seconds: i32) -> Value {
         self.broker.db.age_queue(&self.queue, seconds).await;
-        eventually(PATIENCE, || self.broker.db.is_queue_swept(&self.queue)).await;
+        self.swept().await;
         Value::Null
+    }
+
+    async fn swept(&self) {
+        eventually(PATIENCE, || self.broker.db.is_queue_swept(&self.queue)).await;
     }
 
     async fn pop(&mut self, pop: Pop) -> Value {

@@ -101,6 +101,8 @@ async fn the_listing_filters_and_pages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_messages_need_a_window_and_lost_ones_have_no_payload() {
     let broker = TestBroker::start().await;
+    // Longer than the message gets old: its hash would go otherwise.
+    broker.configure("q", json!({ "dedupWindowSeconds": 86_400 })).await;
     broker.push_ids("q", "p", ["m"]).await;
     broker.db.execute("DELETE FROM queen.log_segments").await;
     let body = list(&broker, "queue=q").await;
