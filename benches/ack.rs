@@ -15,7 +15,8 @@ use regent::broker::directory::Home;
 use regent::broker::fusion_batch::{Batch, Caps};
 use regent::broker::resolver::{Resolver, Window};
 use regent::ids::{GroupId, LeaseId, Offset, PartitionId, QueueId, TransactionHash};
-use regent::store::acks::{HashRow, PositionalAdvance};
+use regent::store::acks::HashRow;
+use regent::store::advances::PositionalAdvance;
 use uuid::Uuid;
 
 /// The broker's.

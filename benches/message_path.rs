@@ -30,7 +30,7 @@ use regent::http::pop::render;
 use regent::http::push::Body;
 use regent::ids::{GroupId, LeaseId, Offset, PartitionId, QueueId, TransactionHash};
 use regent::store::Store;
-use regent::store::acks::{OnLocked, PositionalAdvance};
+use regent::store::advances::{OnLocked, PositionalAdvance};
 use regent::store::groups::StartAt;
 use regent::store::partitions::PartitionKey;
 use sqlx::{Connection, PgConnection};

@@ -20,7 +20,7 @@ use crate::broker::error::BrokerError;
 use crate::broker::settings::BrokerSettings;
 use crate::broker::spool::Spool;
 use crate::config::{Config, PostgresConfig};
-use crate::http::{self, state::AppState};
+use crate::http::{self, state::Shared};
 use crate::metrics::Kind;
 use crate::shutdown::{Shutdown, Supervisor, count_pass};
 use crate::store::migrate::{self, SchemaError};
@@ -126,14 +126,14 @@ impl App {
         let bind = |source| StartError::Bind { address: address.clone(), source };
         let listener = TcpListener::bind((config.http.host.as_str(), config.http.port)).await.map_err(bind)?;
         let local = listener.local_addr().map_err(bind)?;
-        let state = AppState {
+        let state = Shared {
             broker: broker.clone(),
             spool,
             metrics,
             body_bytes_max: config.http.body_bytes_max,
             rest_after: Duration::from_millis(config.pop.rest_after_ms.max(1)),
         };
-        let server = tokio::spawn(http::server::serve(listener, state, shutdown.soft().clone()));
+        let server = tokio::spawn(http::server::serve(listener, state.into(), shutdown.soft().clone()));
         Ok(App { address: local, shutdown, supervisor, server, pools, broker })
     }
 

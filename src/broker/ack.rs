@@ -36,6 +36,7 @@ use crate::broker::fusion::{Covered, Shard, ShardTools};
 use crate::broker::fusion_batch::Caps;
 use crate::broker::lease::{Hit, Miss};
 use crate::broker::minutes::Count;
+use crate::broker::persistent::Persistent;
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 use crate::spans;
 use crate::store::Store;
@@ -126,7 +127,7 @@ impl AckPipeline {
         let count = items.len();
         let call = Call { group_name: group_name.into(), items };
         let inner = self.inner.clone();
-        let work = tokio::spawn(spans::carried(async move { inner.run(call).await }));
+        let work = Persistent::new(spans::carried(async move { inner.run(call).await }));
         work.await.unwrap_or_else(|error| {
             tracing::error!(%error, "an ack call was aborted");
             vec![AckAnswer::refused(AckError::FlushFailed); count]
@@ -235,21 +236,32 @@ impl Inner {
         let mut answers = plan.answers;
         let resolved = Semaphore::new(RESOLVED_PER_CALL_MAX);
         let (call, resolved) = (&call, &resolved);
-        let lanes = stream::iter(plan.lanes.into_iter().map(|lane| async move {
+        let mut told = |done: Vec<(Group, Vec<AckAnswer>)>| {
+            for (group, told) in done {
+                for (nth, answer) in group.members().zip(told) {
+                    answers[nth] = Some(answer);
+                }
+            }
+        };
+        let run_lane = |lane: Vec<Group>| async move {
             let mut done = Vec::with_capacity(lane.len());
             for group in lane {
                 let answers = self.run_group(call, &group, resolved).await;
                 done.push((group, answers));
             }
             done
-        }));
-        let lanes_max = if self.serial.is_some() { 1 } else { LANES_PER_CALL_MAX };
-        let mut lanes = lanes.buffer_unordered(lanes_max);
-        while let Some(done) = lanes.next().await {
-            for (group, told) in done {
-                for (nth, answer) in group.members().zip(told) {
-                    answers[nth] = Some(answer);
-                }
+        };
+        let mut lanes = plan.lanes;
+        if lanes.len() == 1
+            && let Some(only) = lanes.pop()
+        {
+            // Most calls: a set of futures would cost more than the rest of the bookkeeping.
+            told(run_lane(only).await);
+        } else {
+            let lanes_max = if self.serial.is_some() { 1 } else { LANES_PER_CALL_MAX };
+            let mut lanes = stream::iter(lanes.into_iter().map(run_lane)).buffer_unordered(lanes_max);
+            while let Some(done) = lanes.next().await {
+                told(done);
             }
         }
         let answers: Vec<AckAnswer> =

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::ids::{GroupId, LeaseId, PartitionId};
-use crate::store::acks::PositionalAdvance;
+use crate::store::advances::PositionalAdvance;
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::ids::{GroupId, LeaseId, Offset, PartitionId, QueueId, TransactionHash};
-use crate::store::acks::PositionalAdvance;
+use crate::store::advances::PositionalAdvance;
 
 #[cfg(test)]
 mod tests;

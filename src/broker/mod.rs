@@ -42,6 +42,7 @@ pub mod parking;
 pub mod partition;
 pub mod peer_report;
 pub mod peers;
+pub mod persistent;
 pub mod pop;
 pub mod pop_call;
 mod pop_discovery;

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 use super::resting::Seat;
@@ -88,23 +87,35 @@ impl Drop for UnderWay {
     }
 }
 
-/// The outermost layer of the router.
-pub async fn measure(request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>();
-    let Some(seat) = request.extensions().get::<Seat>().cloned() else {
-        let mut under_way = UnderWay::start(route);
-        let response = next.run(request).await;
-        under_way.status = Some(response.status().as_u16());
-        return response;
-    };
-    // A pop that rests on the way is one request.
-    let under_way = seat.take_meter().unwrap_or_else(|| UnderWay::start(route));
-    seat.keep(under_way, route.cloned());
-    let response = next.run(request).await;
-    if let Some(mut under_way) = seat.take_meter() {
-        under_way.status = Some(response.status().as_u16());
+/// The meter of a request: its own, or that of its seat, where a pop that rests on the way is one request.
+#[derive(Debug)]
+pub enum Metered {
+    /// Of this request alone.
+    Own(UnderWay),
+    /// Of the pop in this seat.
+    Seated(Seat),
+}
+
+impl Metered {
+    /// A request has come, or a pop has come back to its seat.
+    pub fn start(request: &Request) -> Metered {
+        let route = request.extensions().get::<MatchedPath>();
+        let Some(seat) = request.extensions().get::<Seat>() else { return Metered::Own(UnderWay::start(route)) };
+        let under_way = seat.take_meter().unwrap_or_else(|| UnderWay::start(route));
+        seat.keep(under_way, route.cloned());
+        Metered::Seated(seat.clone())
     }
-    response
+
+    /// It is answered.
+    pub fn answered(self, status: StatusCode) {
+        let under_way = match self {
+            Metered::Own(under_way) => Some(under_way),
+            Metered::Seated(seat) => seat.take_meter(),
+        };
+        if let Some(mut under_way) = under_way {
+            under_way.status = Some(status.as_u16());
+        }
+    }
 }
 
 /// Requests so far, and those under way now.

@@ -4,6 +4,7 @@ pub mod ack;
 pub mod analytics;
 pub mod changed_partitions;
 pub mod dlq;
+pub mod entry;
 pub mod error;
 pub mod extract;
 pub mod group_listings;
@@ -35,38 +36,21 @@ pub mod window;
 pub mod workload;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::extract::DefaultBodyLimit;
+use axum::middleware;
+use tower::ServiceBuilder;
 
 use crate::spans;
-use error::{envelope, no_such_route};
+use entry::Entry;
+use error::no_such_route;
 use state::AppState;
 
 /// The routes of [`routes::ROUTES`] behind what every request passes.
 pub fn router(state: AppState) -> Router {
-    let router = routes::built()
-        .fallback(no_such_route)
-        .method_not_allowed_fallback(no_such_route)
-        .layer(DefaultBodyLimit::max(state.body_bytes_max))
-        .layer(middleware::from_fn_with_state(state.clone(), check_request))
-        .layer(middleware::from_fn(meter::measure));
+    let body_bytes_max = state.body_bytes_max;
+    let entry = ServiceBuilder::new().layer(Entry { body_bytes_max }).layer(DefaultBodyLimit::max(body_bytes_max));
+    let router = routes::built().fallback(no_such_route).method_not_allowed_fallback(no_such_route).layer(entry);
     // Without traces there is no layer to pass.
     let router = if spans::is_on() { router.layer(middleware::from_fn(traced::trace)) } else { router };
     router.with_state(state)
-}
-
-/// What is refused before any handler: announced bodies over the limit (413, plain text) and broken percent escapes.
-async fn check_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let announced = request.headers().get(header::CONTENT_LENGTH);
-    let announced = announced.and_then(|value| value.to_str().ok()).and_then(|text| text.parse::<u64>().ok());
-    if announced.is_some_and(|bytes| bytes > state.body_bytes_max as u64) {
-        return (StatusCode::PAYLOAD_TOO_LARGE, [(header::CONNECTION, "close")], "request body too large")
-            .into_response();
-    }
-    if !extract::escapes_are_whole(request.uri().path()) {
-        return envelope(StatusCode::BAD_REQUEST, "broken percent escape in the path");
-    }
-    next.run(request).await
 }

@@ -10,9 +10,12 @@ use crate::broker::Broker;
 use crate::broker::error::BrokerError;
 use crate::broker::spool::Spool;
 
-/// Shared by all requests.
+/// Shared by all requests. A cheap clone: axum makes several for each request.
 #[derive(Clone)]
-pub struct AppState {
+pub struct AppState(Arc<Shared>);
+
+/// See the fields.
+pub struct Shared {
     /// The domain, once the database has been reached (README ruling 3).
     pub broker: Arc<OnceLock<Broker>>,
     /// Takes pushes while the database cannot.
@@ -23,6 +26,20 @@ pub struct AppState {
     pub body_bytes_max: usize,
     /// How long a parked pop keeps its connection's buffers ([`super::resting`]).
     pub rest_after: Duration,
+}
+
+impl std::ops::Deref for AppState {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl From<Shared> for AppState {
+    fn from(shared: Shared) -> AppState {
+        AppState(Arc::new(shared))
+    }
 }
 
 impl AppState {

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgExecutor, Row};
+use sqlx::{PgExecutor, Row};
 use uuid::Uuid;
 
 use super::Store;
@@ -163,21 +163,6 @@ pub struct CursorWrite {
     pub not_before: NotBefore,
 }
 
-/// One fully covered batch: the cursor goes to the end of the leased span, if the lease is what it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PositionalAdvance {
-    /// Partition.
-    pub partition: PartitionId,
-    /// Group.
-    pub group: GroupId,
-    /// Lease holder.
-    pub worker: LeaseId,
-    /// Cursor at the claim; must be unchanged.
-    pub committed: Offset,
-    /// End of the leased span; must be unchanged.
-    pub batch_end: Offset,
-}
-
 /// Offsets that the first page of a search covers at most when nothing is leased.
 pub const OPEN_PAGE_OFFSETS: i64 = 1024;
 /// Offsets that any page of a search covers at most. A page also holds the rest of the row that it ends in.
@@ -259,64 +244,6 @@ const SETTLE_AND_FILE: &str = concat!(
       SELECT $12, $13, $14, $1, $15, $16, $17, $18, $19, $20, $21, $22, $4, $23 FROM settled"
 );
 
-/// The hashes must not have been purged under the lease: resolution would answer *unresolvable* then (I6).
-macro_rules! unpurged {
-    () => {
-        "EXISTS (SELECT 1 FROM queen.log_partitions p WHERE p.id = ANY (ARRAY[c.partition_id]) AND p.txns_start <= c.committed + 1)"
-    };
-}
-macro_rules! advance_set {
-    ($end:literal) => {
-        concat!(
-            "UPDATE queen.log_consumers c SET committed = ",
-            $end,
-            ", total_consumed = c.total_consumed + (",
-            $end,
-            " - c.committed), batch_retry_count = 0, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL, \
-             lease_acquired_at = NULL, not_before = NULL "
-        )
-    };
-}
-
-const ADVANCE_ONE: &str = concat!(
-    advance_set!("$5"),
-    "WHERE c.partition_id = $1 AND c.group_id = $2 AND c.worker_id = $3 AND c.committed = $4 AND c.batch_end = $5 \
-       AND c.lease_expires_at > clock_timestamp() AND ",
-    unpurged!()
-);
-
-macro_rules! advance_many {
-    ($lock:literal) => {
-        concat!(
-            "WITH locked AS MATERIALIZED ( \
-               SELECT c.partition_id, c.group_id, c.batch_end, c.lease_expires_at, u.ord \
-               FROM unnest($1::bigint[], $2::int[], $3::uuid[], $4::bigint[], $5::bigint[]) WITH ORDINALITY \
-                 AS u (partition_id, group_id, worker_id, committed, batch_end, ord) \
-               JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = u.group_id \
-               WHERE c.worker_id = u.worker_id AND c.committed = u.committed AND c.batch_end = u.batch_end AND ",
-            unpurged!(),
-            " ORDER BY u.partition_id, u.group_id ",
-            $lock,
-            ") ",
-            advance_set!("l.batch_end"),
-            "FROM locked l WHERE c.partition_id = ANY (ARRAY[l.partition_id]) AND c.group_id = l.group_id \
-               AND l.lease_expires_at > clock_timestamp() RETURNING l.ord"
-        )
-    };
-}
-
-const ADVANCE_MANY: &str = advance_many!("FOR NO KEY UPDATE OF c");
-const ADVANCE_UNLOCKED: &str = advance_many!("FOR NO KEY UPDATE OF c SKIP LOCKED");
-
-/// What an advance does about a row that somebody else has locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLocked {
-    /// Waits, up to the server's lock and statement timeouts.
-    Wait,
-    /// Leaves it out, as if refused.
-    Skip,
-}
-
 impl Store {
     /// Reads the cursor of a named group with the first page of its ackable span (`spec/ack.md` §3.3).
     /// `None`: the group has no cursor on that partition.
@@ -342,50 +269,6 @@ impl Store {
         dead_letter: Option<&NewDeadLetter>,
     ) -> StoreResult<bool> {
         settle(&self.pool, guard, write, dead_letter).await
-    }
-
-    /// Advances every row whose lease is still what it was, durably, in one statement that locks in (partition, group)
-    /// order. One flag per row, in order: advanced, or refused and untouched.
-    pub async fn advance(&self, rows: &[PositionalAdvance], on_locked: OnLocked) -> StoreResult<Vec<bool>> {
-        let mut advanced = vec![false; rows.len()];
-        if let ([one], OnLocked::Wait) = (rows, on_locked) {
-            let done = sqlx::query(ADVANCE_ONE)
-                .bind(one.partition.0)
-                .bind(one.group.0)
-                .bind(one.worker.0)
-                .bind(one.committed.0)
-                .bind(one.batch_end.0)
-                .execute(&self.pool)
-                .timed("ack flush")
-                .await?;
-            advanced[0] = done.rows_affected() == 1;
-            return Ok(advanced);
-        }
-        let sql = match on_locked {
-            OnLocked::Wait => ADVANCE_MANY,
-            OnLocked::Skip => ADVANCE_UNLOCKED,
-        };
-        let mut connection = self.pool.acquire().timed("ack flush").await?;
-        let ordinals: Result<Vec<i64>, _> = sqlx::query_scalar(sql)
-            .bind(rows.iter().map(|r| r.partition.0).collect::<Vec<_>>())
-            .bind(rows.iter().map(|r| r.group.0).collect::<Vec<_>>())
-            .bind(rows.iter().map(|r| r.worker.0).collect::<Vec<_>>())
-            .bind(rows.iter().map(|r| r.committed.0).collect::<Vec<_>>())
-            .bind(rows.iter().map(|r| r.batch_end.0).collect::<Vec<_>>())
-            .fetch_all(&mut *connection)
-            .timed("ack flush")
-            .await;
-        if matches!(ordinals, Err(StoreError::Refused { .. })) {
-            // The server reports an error before it rolls back. Once it answers again the locks are gone: a caller that tries
-            // parts of these rows finds them free. A broken connection is met there, too.
-            let _ = connection.ping().await;
-        }
-        for ordinal in ordinals? {
-            if let Some(flag) = usize::try_from(ordinal - 1).ok().and_then(|nth| advanced.get_mut(nth)) {
-                *flag = true;
-            }
-        }
-        Ok(advanced)
     }
 }
 

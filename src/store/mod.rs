@@ -8,6 +8,7 @@
 //! index order and compare it with the list. By this form a table can only be entered by its key (tests/it/plans.rs).
 
 pub mod acks;
+pub mod advances;
 mod backlog;
 pub mod brokers;
 pub mod changed_partitions;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::broker::ack::meter::AckMeter;
 use crate::broker::fusion_batch::halves;
-use crate::store::acks::{OnLocked, PositionalAdvance};
+use crate::store::advances::{OnLocked, PositionalAdvance};
 use crate::store::{Store, StoreError, StoreResult};
 
 /// Statements that one failing flush may cost.

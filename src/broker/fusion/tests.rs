@@ -10,7 +10,7 @@ use super::*;
 use crate::broker::arbiters::Arbiters;
 use crate::ids::{GroupId, LeaseId, Offset, PartitionId};
 use crate::store::Store;
-use crate::store::acks::PositionalAdvance;
+use crate::store::advances::PositionalAdvance;
 
 /// Takes the actor down without its supervisor noticing.
 #[derive(Message)]

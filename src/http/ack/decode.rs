@@ -16,6 +16,9 @@ use crate::ids::{QUEUE_MODE_GROUP, TransactionHash};
 #[cfg(test)]
 mod tests;
 
+/// Items that a batch gets room for before they are read.
+const ITEMS_USUAL: usize = 16;
+
 /// A decoded call.
 #[derive(Debug)]
 pub struct AckRequest<'a> {
@@ -143,6 +146,8 @@ impl<'a> Visitor<'a> for Batch {
                 "acknowledgments" => {
                     request.ids.clear();
                     request.items.clear();
+                    request.ids.reserve(ITEMS_USUAL);
+                    request.items.reserve(ITEMS_USUAL);
                     map.next_value_seed(Items(&mut request))?;
                     found = true;
                 }
