@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::coalesce::{Batch, Bounds, Coalescer};
+use super::coalesce::{Batch, Bounds, Coalescer, answer_failed};
 use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
 use crate::ids::{GroupId, LeaseId, PartitionId};
@@ -147,20 +147,16 @@ impl Batch for Flush {
                 answer(now, outcomes);
                 return later;
             }
-            Err(error) if now.len() == 1 || error.is_connection() => {
-                let error = Arc::new(error);
-                for job in now {
-                    // A pop whose client hung up does not care.
-                    let _ = job.reply.send(Err(error.clone()));
-                }
-            }
             Err(error) => {
-                tracing::warn!(%error, pops = now.len(), "shared claim failed; claiming for each pop alone");
-                for job in now {
-                    let outcome = self.claim(&[&job.claim]).await;
-                    let outcome = outcome.map(|mut outcomes| outcomes.pop().unwrap_or_default());
-                    let _ = job.reply.send(outcome.map_err(Arc::new));
-                }
+                let alone = async |job: ClaimJob| {
+                    let outcomes = self.claim(&[&job.claim]).await;
+                    (job, outcomes)
+                };
+                answer_failed(error, now, alone, |job, outcomes| {
+                    // A pop whose client hung up does not care.
+                    let _ = job.reply.send(outcomes.map(|mut outcomes| outcomes.pop().unwrap_or_default()));
+                })
+                .await;
             }
         }
         later

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::{BrokerError, BrokerResult};
 use crate::spans::{self, Place};
+use crate::store::{StoreError, StoreResult};
 
 /// What is done with a batch.
 pub trait Batch: Send + Sync + 'static {
@@ -138,6 +139,32 @@ impl<B: Batch> Coalescer<B> {
     }
 }
 
+/// Whether what befell a batch of so many jobs would befall each of them alone: there was only one, or no connection.
+/// Otherwise one of them may be the cause for all.
+pub fn concerns_each(error: &StoreError, jobs: usize) -> bool {
+    jobs == 1 || error.is_connection()
+}
+
+/// Answers the jobs of a batch that failed as a whole: with its error where that concerns each of them, else with what
+/// each of them meets `alone`.
+pub async fn answer_failed<J, T, Alone: Future<Output = (J, StoreResult<T>)>>(
+    error: StoreError,
+    jobs: Vec<J>,
+    alone: impl Fn(J) -> Alone,
+    tell: impl Fn(J, Result<T, Arc<StoreError>>),
+) {
+    if concerns_each(&error, jobs.len()) {
+        let error = Arc::new(error);
+        jobs.into_iter().for_each(|job| tell(job, Err(error.clone())));
+        return;
+    }
+    tracing::warn!(%error, jobs = jobs.len(), "a shared statement failed; trying each of its jobs alone");
+    for job in jobs {
+        let (job, outcome) = alone(job).await;
+        tell(job, outcome.map_err(Arc::new));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -198,6 +225,27 @@ mod tests {
             let answer = tokio::time::timeout(Duration::from_secs(5), answer).await;
             assert!(matches!(answer, Ok(Ok(1))), "{answer:?}");
         }
+    }
+
+    fn refused() -> StoreError {
+        StoreError::Refused { sqlstate: "22003".into(), source: sqlx::Error::RowNotFound }
+    }
+
+    /// What jobs of these numbers hear when their batch failed with `error`; the seventh fails alone, too.
+    async fn heard(error: StoreError, jobs: Vec<u32>) -> Vec<(u32, bool)> {
+        let heard = std::sync::Mutex::new(Vec::new());
+        let alone = async |job| (job, if job == 7 { Err(refused()) } else { Ok(()) });
+        answer_failed(error, jobs, alone, |job, outcome| heard.lock().unwrap().push((job, outcome.is_ok()))).await;
+        heard.into_inner().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_job_that_fails_its_batch_fails_alone_unless_the_database_is_away() {
+        assert_eq!(heard(refused(), vec![6, 7, 8]).await, [(6, true), (7, false), (8, true)]);
+        assert_eq!(heard(refused(), vec![6]).await, [(6, false)]);
+        let away = StoreError::Unavailable(sqlx::Error::PoolTimedOut);
+        assert_eq!(heard(away, vec![6, 8]).await, [(6, false), (8, false)]);
+        assert_eq!(heard(StoreError::no_answer("a test"), vec![6, 8]).await, [(6, false), (8, false)]);
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use tokio::sync::oneshot;
 
-use super::coalesce::{Batch, Bounds, Coalescer};
+use super::coalesce::{Batch, Bounds, Coalescer, answer_failed};
 use super::error::{BrokerError, BrokerResult};
 use super::label_news::LabelNews;
 use super::queue::Queue;
@@ -89,18 +89,15 @@ impl Batch for FindQueues {
                     let _ = job.reply.send(Ok(queues));
                 }
             }
-            Err(error) if jobs.len() == 1 || error.is_connection() => {
-                let error = Arc::new(error);
-                for job in jobs {
-                    let _ = job.reply.send(Err(error.clone()));
-                }
-            }
             Err(error) => {
-                tracing::warn!(%error, requests = jobs.len(), "shared look-up of queues failed; looking for each alone");
-                for job in jobs {
+                let alone = async |job| {
                     let found = self.find(std::slice::from_ref(&job)).await;
-                    let _ = job.reply.send(found.map(|found| found.into_values().collect()).map_err(Arc::new));
-                }
+                    (job, found)
+                };
+                answer_failed(error, jobs, alone, |job, found| {
+                    let _ = job.reply.send(found.map(|found| found.into_values().collect()));
+                })
+                .await;
             }
         }
         Vec::new()
@@ -216,18 +213,15 @@ impl MeetGroups {
                     let _ = job.reply.send(Ok(met.get(&job.queue).copied()));
                 }
             }
-            Err(error) if jobs.len() == 1 || error.is_connection() => {
-                let error = Arc::new(error);
-                for job in jobs {
-                    let _ = job.reply.send(Err(error.clone()));
-                }
-            }
             Err(error) => {
-                tracing::warn!(%error, requests = jobs.len(), "shared look-up of groups failed; looking for each alone");
-                for job in jobs {
+                let alone = async |job| {
                     let met = self.meet(std::slice::from_ref(&job)).await;
-                    let _ = job.reply.send(met.map(|met| met.get(&job.queue).copied()).map_err(Arc::new));
-                }
+                    (job, met)
+                };
+                answer_failed(error, jobs, alone, |job, met| {
+                    let _ = job.reply.send(met.map(|met| met.get(&job.queue).copied()));
+                })
+                .await;
             }
         }
     }

@@ -1,13 +1,13 @@
 //! Consumer groups: their keys, and where a new one starts (`spec/push-pop.md` §7.10).
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
 use dashmap::DashMap;
+use futures_util::future::try_join_all;
 
 use super::contact::{GroupContacts, Want};
-use super::error::BrokerResult;
+use super::error::{BrokerError, BrokerResult};
 use super::queue::Queue;
 use super::settings::DefaultSubscription;
 use crate::ids::{GroupId, QUEUE_MODE_GROUP, QueueId};
@@ -75,34 +75,33 @@ pub fn parse_timestamp(text: &str) -> Option<DateTime<Utc>> {
 /// Group keys by queue and name.
 #[derive(Clone, Debug)]
 pub struct GroupDirectory {
-    store: Store,
     contacts: GroupContacts,
     rows: Arc<DashMap<(QueueId, String), GroupRow>>,
 }
 
 impl GroupDirectory {
     /// An empty cache over the store.
-    pub fn new(store: Store) -> GroupDirectory {
-        GroupDirectory { contacts: GroupContacts::over(&store), store, rows: Arc::default() }
+    pub fn new(store: &Store) -> GroupDirectory {
+        GroupDirectory { contacts: GroupContacts::over(store), rows: Arc::default() }
     }
 
     /// First contact of a wildcard or discovery pop: the registered group. `None` if the queue is gone.
     pub async fn register(
         &self,
-        queue: &Queue,
+        queue: QueueId,
         name: &str,
         start: StartAt,
         conflation: bool,
     ) -> BrokerResult<Option<GroupRow>> {
-        let key = (queue.id, name.to_owned());
+        let key = (queue, name.to_owned());
         if let Some(row) = self.rows.get(&key).filter(|row| row.registered) {
             return Ok(Some(*row));
         }
-        let row = Box::pin(self.contacts.meet(queue.id, name, Want::Registered(start, conflation))).await?;
+        let row = Box::pin(self.contacts.meet(queue, name, Want::Registered(start, conflation))).await?;
         Ok(row.map(|row| self.remember(key, row)))
     }
 
-    /// As [`GroupDirectory::register`] for many queues at once; `queues` come sorted. Queues that are gone have no answer.
+    /// As [`GroupDirectory::register`] for many queues at once. Queues that are gone have no answer.
     pub async fn register_all(
         &self,
         queues: &[QueueId],
@@ -110,23 +109,11 @@ impl GroupDirectory {
         start: StartAt,
         conflation: bool,
     ) -> BrokerResult<Vec<(QueueId, GroupRow)>> {
-        let cached = |queue: &QueueId| self.rows.get(&(*queue, name.to_owned())).filter(|row| row.registered);
-        let mut met: Vec<(QueueId, GroupRow)> =
-            queues.iter().filter_map(|queue| cached(queue).map(|row| (*queue, *row))).collect();
-        let known: HashSet<QueueId> = met.iter().map(|(queue, _)| *queue).collect();
-        let mut missing: Vec<QueueId> = queues.iter().copied().filter(|queue| !known.contains(queue)).collect();
-        if missing.is_empty() {
-            return Ok(met);
-        }
-        let mut rows = Box::pin(self.store.find_groups(&missing, name)).await?;
-        rows.retain(|(_, row)| row.registered);
-        let known: HashSet<QueueId> = rows.iter().map(|(queue, _)| *queue).collect();
-        missing.retain(|queue| !known.contains(queue));
-        if !missing.is_empty() {
-            rows.extend(Box::pin(self.store.register_groups(&missing, name, start, conflation)).await?);
-        }
-        met.extend(rows.into_iter().map(|(queue, row)| (queue, self.remember((queue, name.to_owned()), row))));
-        Ok(met)
+        let meetings = queues.iter().map(async |queue| {
+            let row = self.register(*queue, name, start, conflation).await?;
+            Ok::<_, BrokerError>(row.map(|row| (*queue, row)))
+        });
+        Ok(try_join_all(meetings).await?.into_iter().flatten().collect())
     }
 
     /// The group of a targeted pop, registered or not. `None` if the queue is gone.

@@ -154,7 +154,7 @@ impl Broker {
     /// Puts the paths together over an open store. `stop` ends the push shards and answers parked pops.
     pub fn start(store: Store, settings: BrokerSettings, spool: Spool, stop: CancellationToken) -> Broker {
         let queues = QueueDirectory::new(store.clone());
-        let groups = GroupDirectory::new(store.clone());
+        let groups = GroupDirectory::new(&store);
         let ready = ReadyIndex::new(store.clone(), queues.clone());
         let encryption = Encryption::new(settings.encryption_key);
         let parking = Parking::new(settings.long_polls_max, settings.pop_waiting_max);

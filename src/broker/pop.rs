@@ -154,7 +154,7 @@ impl PopPath {
     async fn attempt_queue(&self, request: &PopRequest, queue: Queue, deadline: Instant) -> BrokerResult<Attempt> {
         let start = request.subscription.start(&request.group, self.settings.subscription_default);
         let conflation = request.conflation == Some(true);
-        let Some(row) = self.groups.register(&queue, &request.group, start, conflation).await? else {
+        let Some(row) = self.groups.register(queue.id, &request.group, start, conflation).await? else {
             self.queues.forget(&queue.name);
             return Ok(Attempt::nothing_but(request, vec![WakeKey::Queue(queue.name.clone())]));
         };
@@ -197,7 +197,7 @@ impl PopPath {
         // Only a declared policy registers a group here (`spec/push-pop.md` §7.12).
         let found = match request.conflation {
             None => self.groups.find_or_create(&queue, &request.group).await?,
-            Some(declared) => self.groups.register(&queue, &request.group, start, declared).await?,
+            Some(declared) => self.groups.register(queue.id, &request.group, start, declared).await?,
         };
         let Some(row) = found else {
             self.queues.forget(&queue.name);

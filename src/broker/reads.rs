@@ -1,10 +1,8 @@
 //! Reading claimed spans: from the cache of newest segments, else from PostgreSQL, many pops in one statement.
 
-use std::sync::Arc;
-
 use tokio::sync::oneshot;
 
-use super::coalesce::{Batch, Bounds, Coalescer};
+use super::coalesce::{Batch, Bounds, Coalescer, answer_failed};
 use super::delivery::DELIVERY_BYTES_MAX;
 use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
@@ -111,21 +109,16 @@ impl Batch for SharedRead {
                     let _ = job.reply.send(answer);
                 }
             }
-            Err(error) if jobs.len() == 1 || error.is_connection() => {
-                let error = Arc::new(error);
-                for job in jobs {
-                    let _ = job.reply.send(Err(error.clone().into()));
-                }
-            }
-            // One of them may be the cause: each for itself.
             Err(error) => {
-                tracing::warn!(%error, jobs = jobs.len(), "shared read failed; reading each alone");
-                for job in jobs {
+                let alone = async |job: ReadJob| {
                     let rows = self.store.read_segments(&job.spans, DELIVERY_BYTES_MAX as i64).await;
-                    let answer =
-                        rows.map_err(BrokerError::from).and_then(|rows| rows.into_iter().map(unpack).collect());
-                    let _ = job.reply.send(answer);
-                }
+                    (job, rows)
+                };
+                answer_failed(error, jobs, alone, |job, rows| {
+                    let rows = rows.map_err(BrokerError::from);
+                    let _ = job.reply.send(rows.and_then(|rows| rows.into_iter().map(unpack).collect()));
+                })
+                .await;
             }
         }
         Vec::new()

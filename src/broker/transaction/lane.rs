@@ -14,7 +14,7 @@ use super::settings::TransactionSettings;
 use crate::broker::ack::AckPipeline;
 use crate::broker::activity::Activity;
 use crate::broker::append::Writing;
-use crate::broker::coalesce::{Batch, Bounds, Coalescer};
+use crate::broker::coalesce::{Batch, Bounds, Coalescer, concerns_each};
 use crate::broker::dedup::DedupMemory;
 use crate::broker::minutes::Count;
 use crate::broker::peers::Peers;
@@ -83,7 +83,7 @@ impl Lane {
     async fn flush(&self, memory: &mut DedupMemory, batch: Vec<Waiting>) {
         match self.flush_until_known(memory, &batch, Opening::TRANSACTION).await {
             Ok(flushed) => answer(batch, flushed),
-            Err(error) if batch.len() == 1 || error.is_connection() => fail(batch, &error),
+            Err(error) if concerns_each(&error, batch.len()) => fail(batch, &error),
             Err(error) => {
                 tracing::warn!(%error, bundles = batch.len(), "transaction flush failed; trying each bundle alone");
                 // Somebody held a row for a whole statement timeout: whoever needs it must not wait as long again.
