@@ -2,17 +2,18 @@
 //! is answered, and the rows after each step. `histories.rs` compares the roads with each other; this one says that the
 //! story they agree on is the right one.
 //!
-//! A failure prints the shortest history that proptest finds. `REGENT_ACK_HISTORIES=<n>` runs more.
+//! A failure prints its seed and the shortest history that proptest finds. `REGENT_IT_SEED=<seed>` tells the same
+//! histories again, `REGENT_IT_HISTORIES=<n>` tells more.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::TestCaseError;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::harness::{Aged, PATIENCE, Road, TestBroker, eventually};
+use crate::harness::{Aged, PATIENCE, Road, TestBroker, eventually, tell};
 use model::{Claim, Letter, Model, Options, Said, Status, Told};
 use watched::{GROUPS, PARTITIONS, Watched, name};
 
@@ -311,15 +312,11 @@ const KNOWN: [&str; 5] = [model::NO_CONSUMER, model::STALE, model::PASSED, model
 fn the_story_is_that_of_per_message_receipts() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let broker = runtime.block_on(TestBroker::sweeping(Road::Fused));
-    let cases = std::env::var("REGENT_ACK_HISTORIES").ok().and_then(|text| text.parse().ok()).unwrap_or(HISTORIES);
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
     let options = (0i32..3, prop::bool::weighted(0.3), prop::bool::weighted(0.7));
-    let number = std::cell::Cell::new(0);
-    let outcome = TestRunner::new(config).run(&(options, prop::collection::vec(op(), 1..40)), |(options, ops)| {
+    tell(HISTORIES, &(options, prop::collection::vec(op(), 1..40)), |number, (options, ops)| {
         let (retry_limit, holds, dead_letters) = options;
-        let queue = format!("q{}", number.replace(number.get() + 1));
         let model = Model::new(Options { retry_limit, holds, dead_letters }, PARTITIONS);
-        let mut run = Run { watched: Watched::new(&broker, queue, model), pushed: Vec::new() };
+        let mut run = Run { watched: Watched::new(&broker, format!("q{number}"), model), pushed: Vec::new() };
         runtime.block_on(async {
             let delay = if holds { 3_600_000 } else { 0 };
             let options = json!({ "retryLimit": retry_limit, "retryDelay": delay, "dedupWindowSeconds": 0,
@@ -333,7 +330,4 @@ fn the_story_is_that_of_per_message_receipts() {
         })
     });
     runtime.block_on(async move { drop(broker) });
-    if let Err(failure) = outcome {
-        panic!("{failure}");
-    }
 }

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{PATIENCE, Pop, Popped, Road, TestBroker, eventually};
+use crate::harness::{PATIENCE, Pop, Popped, Road, TestBroker, eventually, number};
 
 const ROADS: [Road; 3] = [Road::Fused, Road::RegistryOnly, Road::ResolutionOnly];
 const PARTITIONS: [&str; 3] = ["a", "b", "c"];
@@ -367,7 +367,6 @@ async fn run(brokers: &[TestBroker], seed: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_road_tells_the_same_story() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds: Vec<u64> = match number("REGENT_IT_SEED") {
         Some(seed) => vec![seed],
         None => {
@@ -375,7 +374,6 @@ async fn every_road_tells_the_same_story() {
             (first..first + number("REGENT_IT_HISTORIES").unwrap_or(200)).collect()
         }
     };
-    println!("seeds {:?} to {:?}", seeds.first(), seeds.last());
     let brokers = join_all(ROADS.map(TestBroker::sweeping)).await;
     for some in seeds.chunks(8) {
         join_all(some.iter().map(|seed| run(&brokers, *seed))).await;

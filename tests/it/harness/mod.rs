@@ -12,6 +12,7 @@ mod postgres;
 mod process;
 mod proxy;
 mod raw_http;
+mod repeatable;
 mod rows;
 mod server;
 
@@ -26,7 +27,8 @@ pub use postgres::{Database, empty_database};
 pub use process::BrokerProcess;
 pub use proxy::{Cut, Proxy};
 pub use raw_http::{exchange, hang_up, open};
-pub use rows::{Aged, Cursor};
+pub use repeatable::{number, tell};
+pub use rows::{Aged, Cursor, assert_left};
 pub use server::{Server, Tls};
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! The rows behind the answers, and the few that a test may move.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use sqlx::AssertSqlSafe;
 
@@ -18,6 +19,14 @@ pub struct Cursor {
     pub lease_left: Option<f64>,
     /// Seconds until `retryDelay` is over.
     pub held_for: Option<f64>,
+}
+
+/// Checks that what counts down has `left` seconds of the `seconds` that it got at some moment since `asked`.
+#[track_caller]
+pub fn assert_left(left: f64, seconds: f64, asked: Instant) {
+    // The clock of the database may be set meanwhile, by a little.
+    let least = seconds - asked.elapsed().as_secs_f64() - 0.1;
+    assert!((least..=seconds).contains(&left), "{left} s left of {seconds} s, at least {least} s expected");
 }
 
 /// One row of `queen.dead_letters`.

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use regent::ids::TransactionHash;
 use serde_json::json;
 
-use crate::harness::{Broker, Client, Database, PATIENCE, PushResult, eventually};
+use crate::harness::{Broker, Client, Database, PATIENCE, PushResult, eventually, number};
 
 const PARTITIONS: usize = 2;
 /// Few ids, so that most pushes meet another.
@@ -281,10 +281,6 @@ impl<'a> History<'a> {
         .await
         .unwrap()
     }
-}
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
 /// Histories in lockstep over two brokers, whose retention looks around all the time and which start anew where a history

@@ -10,17 +10,13 @@ use rand::{Rng, SeedableRng};
 
 use super::{BOUND, metric, park, settle};
 use crate::harness::{
-    Broker, BrokerProcess, Crew, Cut, Database, Load, PATIENCE, Pop, Proxy, Road, comes_true, eventually,
+    Broker, BrokerProcess, Crew, Cut, Database, Load, PATIENCE, Pop, Proxy, Road, comes_true, eventually, number,
 };
 
 const CREW: Crew = Crew { partitions: 8, workers: 4, groups: &["g", "h"], wait_ms: 12_000, rests: 3 };
 /// From an answered push to its delivery while brokers die: the notice of a silence, leases of two seconds that died with
 /// them on the way, and a machine that starts processes meanwhile.
 const BOUND_UNDER_KILLS: Duration = Duration::from_secs(20);
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
-}
 
 /// Random `kill -9` of two and of three brokers whose notifications are lost now and then: nothing acknowledged is lost or
 /// comes back, every group gets everything in order, and nothing waits for longer than it must.

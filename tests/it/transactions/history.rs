@@ -1,18 +1,19 @@
 //! Random bundles against a small model (I10): what each is answered, and every row after it. The model of acks is the one
 //! of `ack_history`; a bundle that any part of it refuses must leave the model, and the rows, as they were.
 //!
-//! `REGENT_TRANSACTION_HISTORIES=<n>` runs more; a failure prints its seed and the shortest history that proptest finds.
+//! A failure prints its seed and the shortest history that proptest finds. `REGENT_IT_SEED=<seed>` tells the same
+//! histories again, `REGENT_IT_HISTORIES=<n>` tells more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+use proptest::test_runner::TestCaseError;
 use serde_json::{Value, json};
 
 use crate::ack_history::model::{Claim, Model, NO_CONSUMER, Options, PASSED, STALE, Said, Status, UNRESOLVABLE};
 use crate::ack_history::watched::{GROUPS, PARTITIONS, Watched, name};
-use crate::harness::{Road, TestBroker};
+use crate::harness::{Road, TestBroker, tell};
 
 const HISTORIES: u32 = 150;
 
@@ -223,21 +224,11 @@ impl Run<'_> {
 #[test]
 fn a_bundle_happens_whole_or_not_at_all() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let set = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let cases = set("REGENT_TRANSACTION_HISTORIES").map_or(HISTORIES, |cases| cases as u32);
-    let seed = set("REGENT_TRANSACTION_SEED").unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-    println!("REGENT_TRANSACTION_SEED={seed}");
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let options = (0i32..3, prop::bool::weighted(0.7));
     // A fresh database from time to time: the whole of it is compared after every refused bundle.
-    let number = std::cell::Cell::new(0);
     let broker = std::cell::RefCell::new(runtime.block_on(TestBroker::on(Road::Fused)));
-    let outcome = runner.run(&(options, prop::collection::vec(op(), 1..30)), |(options, ops)| {
+    tell(HISTORIES, &(options, prop::collection::vec(op(), 1..30)), |nth, (options, ops)| {
         let (retry_limit, dead_letters) = options;
-        let nth = number.replace(number.get() + 1);
         if nth % 25 == 24 {
             let fresh = runtime.block_on(TestBroker::on(Road::Fused));
             let old = broker.replace(fresh);
@@ -258,7 +249,4 @@ fn a_bundle_happens_whole_or_not_at_all() {
         })
     });
     runtime.block_on(async move { drop(broker) });
-    if let Err(failure) = outcome {
-        panic!("seed {seed}: {failure}");
-    }
 }
