@@ -145,10 +145,10 @@ async fn an_ack_of_one_group_leaves_the_other_alone(broker: &TestBroker) {
 
 async fn an_extended_lease_is_accepted_past_its_first_expiry(broker: &TestBroker) {
     broker.push_ids("q", "p", ["a"]).await;
-    let popped = broker.pop(&Pop::partition("q", "p").group(GROUP).all().lease(1)).await;
-    assert_eq!(broker.extend(&popped.lease_id, 60).await["success"], true);
+    let popped = broker.pop(&Pop::partition("q", "p").group(GROUP).all().lease(5)).await;
+    assert_eq!(broker.extend(&popped.lease_id, 600).await["success"], true);
     // Past the first expiry: a long poll of its own length lets it go by.
-    assert!(broker.pop(&Pop::queue("q").group(GROUP).wait_ms(1300)).await.is_empty());
+    assert!(broker.pop(&Pop::queue("q").group(GROUP).wait_ms(5300)).await.is_empty());
     let results = broker.ack(GROUP, popped.items("completed")).await;
     assert!(results.iter().all(|r| done(r, true)), "{results:?}");
 }

@@ -174,16 +174,16 @@ async fn the_end_of_a_retry_delay_wakes_a_parked_pop() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_message_wakes_many_and_serves_one() {
     let broker = TestBroker::start().await;
-    let parked: Vec<_> = (0..20).map(|_| park(&broker, Pop::queue("q").wait_ms(2500))).collect();
+    let asked = Instant::now();
+    let parked: Vec<_> = (0..20).map(|_| park(&broker, Pop::queue("q").wait_ms(5000))).collect();
     settle(&broker).await;
-    let start = Instant::now();
     broker.push_ids("q", "p", ["m"]).await;
     let answers: Vec<_> = join_all(parked).await.into_iter().map(Result::unwrap).collect();
     let served: Vec<_> = answers.iter().filter(|(popped, _)| !popped.is_empty()).collect();
     assert_eq!(served.len(), 1);
     for (popped, answered) in &answers {
         if popped.is_empty() {
-            assert!(answered.duration_since(start) > Duration::from_millis(1000), "it parked again");
+            assert!(answered.duration_since(asked) >= Duration::from_millis(5000), "it parked again");
         }
     }
 }
@@ -206,15 +206,14 @@ async fn one_push_serves_as_many_workers_as_partitions() {
 async fn parked_pops_hold_no_connection() {
     let broker = TestBroker::start().await;
     let parked: Vec<_> = (0..200)
-        .map(|n| park(&broker, Pop::queue(&format!("idle{}", n % 10)).group(&format!("g{n}")).wait_ms(4000)))
+        .map(|n| park(&broker, Pop::queue(&format!("idle{}", n % 10)).group(&format!("g{n}")).wait_ms(10_000)))
         .collect();
     settle(&broker).await;
-    let start = Instant::now();
     for n in 0..20 {
         broker.push_ids("busy", "p", [format!("m{n}")]).await;
         assert_eq!(broker.pop(&Pop::queue("busy").auto_ack()).await.messages.len(), 1);
     }
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(parked.iter().all(|pop| !pop.is_finished()), "all that went on beside them");
     for answer in join_all(parked).await {
         assert!(answer.unwrap().0.is_empty());
     }

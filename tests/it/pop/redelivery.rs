@@ -53,7 +53,7 @@ async fn expiries_cost_no_retry_budget() {
 async fn a_leased_backlog_comes_back_without_a_new_push() {
     let broker = TestBroker::start().await;
     broker.push_ids("q", "p", ["a", "b"]).await;
-    assert_eq!(broker.pop(&Pop::queue("q").group("g").all().lease(1)).await.messages.len(), 2);
+    assert_eq!(broker.pop(&Pop::queue("q").group("g").all().lease(5)).await.messages.len(), 2);
     for _ in 0..5 {
         assert!(broker.pop(&Pop::queue("q").group("g").all()).await.is_empty(), "leased");
     }

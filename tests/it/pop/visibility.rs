@@ -15,15 +15,15 @@ fn every_route(group: &str) -> [Pop; 3] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delayed_processing_hides_young_segments() {
     let broker = TestBroker::start().await;
-    broker.configure("ns.q", json!({ "namespace": "ns", "delayedProcessing": 30 })).await;
+    broker.configure("ns.q", json!({ "namespace": "ns", "delayedProcessing": 300 })).await;
     broker.push_ids("ns.q", "p", ["a", "b"]).await;
-    broker.db.age(25).await;
+    broker.db.age(150).await;
     broker.push_ids("ns.q", "p", ["c"]).await;
     for pop in every_route("g") {
         assert!(broker.pop(&pop).await.is_empty());
         assert!(broker.pop(&pop.auto_ack()).await.is_empty());
     }
-    broker.db.age(10).await;
+    broker.db.age(200).await;
     for (n, pop) in every_route("unused").into_iter().enumerate() {
         let popped = broker.pop(&pop.group(&format!("g{n}"))).await;
         assert_eq!(popped.ids(), ["a", "b"], "a contiguous head; the young tail stays hidden");
@@ -50,13 +50,13 @@ async fn a_changed_delay_takes_effect_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn window_buffer_holds_the_partition_until_the_oldest_is_old_enough() {
     let broker = TestBroker::start().await;
-    broker.configure("ns.q", json!({ "namespace": "ns", "windowBuffer": 30 })).await;
+    broker.configure("ns.q", json!({ "namespace": "ns", "windowBuffer": 300 })).await;
     broker.push_ids("ns.q", "p", ["a"]).await;
     broker.push_ids("ns.q", "p", ["b"]).await;
     for pop in every_route("g") {
         assert!(broker.pop(&pop).await.is_empty());
     }
-    broker.db.age(31).await;
+    broker.db.age(301).await;
     broker.push_ids("ns.q", "p", ["c"]).await;
     for (n, pop) in every_route("unused").into_iter().enumerate() {
         assert_eq!(broker.pop(&pop.group(&format!("g{n}"))).await.ids(), ["a", "b", "c"]);
@@ -97,11 +97,11 @@ async fn a_redelivery_is_not_held_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delay_and_window_must_both_allow() {
     let broker = TestBroker::start().await;
-    broker.configure("q", json!({ "delayedProcessing": 30, "windowBuffer": 10 })).await;
+    broker.configure("q", json!({ "delayedProcessing": 300, "windowBuffer": 100 })).await;
     broker.push_ids("q", "p", ["a"]).await;
-    broker.db.age(15).await;
+    broker.db.age(150).await;
     assert!(broker.pop(&Pop::partition("q", "p")).await.is_empty(), "the window is over, the delay is not");
-    broker.db.age(20).await;
+    broker.db.age(200).await;
     assert_eq!(broker.pop(&Pop::partition("q", "p")).await.ids(), ["a"]);
 }
 

@@ -5,16 +5,21 @@ use serde_json::json;
 use super::{history, pass, starts_at};
 use crate::harness::{PATIENCE, Pop, Road, TestBroker, eventually};
 
-/// Makes everything that speaks for a partition a year older, and lets the remover look.
-async fn grow_old(broker: &TestBroker) {
+/// Makes everything that speaks for a partition a year older, and lets the remover look; `but` holds as soon as that does.
+async fn grow_old(broker: &TestBroker, but: Option<&'static str>) {
+    let mut tx = broker.db.pool.begin().await.unwrap();
     for sql in [
         "UPDATE queen.log_partitions SET created_at = created_at - interval '1 year', last_write_at = last_write_at - interval '1 year'",
         "UPDATE queen.consumer_groups SET created_at = created_at - interval '1 year'",
         "UPDATE queen.log_consumers SET lease_acquired_at = lease_acquired_at - interval '1 year'",
         "UPDATE queen.empty_partitions SET look_at = look_at - interval '1 year'",
-    ] {
-        broker.db.execute(sql).await;
+    ]
+    .into_iter()
+    .chain(but)
+    {
+        sqlx::query(sql).execute(&mut *tx).await.unwrap();
     }
+    tx.commit().await.unwrap();
 }
 
 /// A queue that evicts at once; partition `p` is emptied.
@@ -54,7 +59,7 @@ async fn a_long_empty_partition_goes_and_comes_back_as_a_new_one() {
     assert!(survives(&broker).await, "too young");
     let before: i64 =
         sqlx::query_scalar("SELECT id FROM queen.log_partitions").fetch_one(&broker.db.pool).await.unwrap();
-    grow_old(&broker).await;
+    grow_old(&broker, None).await;
     eventually(PATIENCE, async || is_gone(&broker).await).await;
     for table in ["log_partitions", "log_consumers", "log_txns", "log_ages"] {
         assert_eq!(broker.db.row_counts().await[table], 0, "{table}");
@@ -88,10 +93,7 @@ async fn whatever_speaks_for_a_partition_keeps_it() {
            FROM queen.log_partitions",
     ] {
         let broker = emptied().await;
-        // The remover may not look between ageing and veto.
-        broker.db.execute("UPDATE queen.empty_partitions SET look_at = 'infinity'").await;
-        grow_old(&broker).await;
-        broker.db.execute(veto).await;
+        grow_old(&broker, Some(veto)).await;
         assert!(survives(&broker).await, "{veto}");
     }
 }
@@ -100,9 +102,8 @@ async fn whatever_speaks_for_a_partition_keeps_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partition_in_use_again_stays() {
     let broker = emptied().await;
-    broker.db.execute("UPDATE queen.empty_partitions SET look_at = 'infinity'").await;
     broker.push_ids("q", "p", ["b"]).await;
-    grow_old(&broker).await;
+    grow_old(&broker, None).await;
     assert!(survives(&broker).await);
     assert_eq!(broker.pop(&Pop::queue("q").group("g")).await.ids(), ["b"]);
 }

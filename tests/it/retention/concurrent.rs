@@ -7,7 +7,7 @@ use futures_util::future::{join, join_all};
 use serde_json::json;
 
 use super::starts_at;
-use crate::harness::{Database, Pop, Road, TestBroker, eventually, eventually_some, numbered};
+use crate::harness::{Database, PATIENCE, Pop, Road, TestBroker, eventually, eventually_some, numbered};
 
 const LANES: usize = 6;
 const ROUNDS: usize = 25;
@@ -89,12 +89,13 @@ async fn holder(db: &Database) -> Option<uuid::Uuid> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_broker_takes_over() {
     let broker = TestBroker::sweeping(Road::Fused).await;
+    // Or the second might be quicker, and the one that ends below would not be the one that works.
+    let first = eventually_some(PATIENCE, async || holder(&broker.db).await).await;
     let second = broker.another_tuned(|config| config.retention.interval_ms = 40).await;
     broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 50 })).await;
     broker.push_ids("q", "p", ["a"]).await;
     broker.db.age(60).await;
     starts_at(&broker.db, "p", 1).await;
-    let first = eventually_some(Duration::from_secs(5), async || holder(&broker.db).await).await;
     second.push_ids("q", "p", ["b"]).await;
     let db = broker.stop_keeping_the_database().await;
     eventually_some(Duration::from_secs(20), async || holder(&db).await.filter(|next| *next != first)).await;

@@ -111,7 +111,7 @@ async fn an_evicted_partition_does_not_spin_and_wakes_for_the_next_push() {
     assert!(broker.pop(&Pop::queue("q").group("g")).await.is_empty());
     assert_eq!(broker.db.cursor("q", "p", "g").await.committed, 5, "sealed: nothing looks pending");
     let client = broker.clone();
-    let parked = tokio::spawn(async move { client.pop(&Pop::queue("q").group("g").wait_ms(8_000)).await });
+    let parked = tokio::spawn(async move { client.pop(&Pop::queue("q").group("g").wait_ms(20_000)).await });
     broker.push_ids("q", "p", ["d"]).await;
     assert_eq!(parked.await.unwrap().ids(), ["d"]);
 }

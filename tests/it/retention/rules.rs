@@ -65,13 +65,13 @@ async fn completed_retention_waits_for_the_slowest_group() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_rules_combine_as_the_further_boundary() {
     let broker =
-        filled(json!({ "retentionEnabled": true, "completedRetentionSeconds": 50, "retentionSeconds": 500 })).await;
+        filled(json!({ "retentionEnabled": true, "completedRetentionSeconds": 50, "retentionSeconds": 3000 })).await;
     broker.pop(&Pop::partition("q", "p").group("g").all().batch(3).auto_ack()).await;
     pass(&broker, 60).await;
     starts_at(&broker.db, "p", 3).await;
-    pass(&broker, 330).await;
-    assert_eq!(segments(&broker.db).await, [3, 5], "490 of 500 seconds");
-    pass(&broker, 20).await;
+    pass(&broker, 2700).await;
+    assert_eq!(segments(&broker.db).await, [3, 5], "2860 of 3000 seconds");
+    pass(&broker, 200).await;
     starts_at(&broker.db, "p", 5).await;
     assert_eq!(history(&broker.db).await, [("completed_retention".into(), 3), ("retention".into(), 2)]);
 }
@@ -110,13 +110,13 @@ async fn a_sink_hold_holds_rules_one_and_two_up_to_its_cap() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_dies_before_its_window() {
     let broker = TestBroker::sweeping(Road::Fused).await;
-    broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 100 })).await;
+    broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 1000 })).await;
     for n in 0..4 {
         broker.push_ids("q", "p", [format!("m{n}")]).await;
-        broker.db.age(30).await;
+        broker.db.age(300).await;
     }
     swept(&broker.db).await;
-    // Ages 120, 90, 60, 30.
+    // Ages 1200, 900, 600, 300.
     starts_at(&broker.db, "p", 1).await;
     assert_eq!(segments(&broker.db).await, [1, 2, 3]);
 }
