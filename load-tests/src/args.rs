@@ -202,6 +202,9 @@ pub struct MillionArgs {
     /// After the run, watch the idle broker and database for this long.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     pub idle: f64,
+    /// Before that, wait until the database has done what the load left it (vacuum), at most this long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub settle: u64,
     /// Start the broker with this command, and time a restart at the end; `{port}` and `{dir}` are filled in.
     #[arg(long, value_name = "COMMAND")]
     pub broker_cmd: Option<String>,

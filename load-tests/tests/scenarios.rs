@@ -84,6 +84,8 @@ async fn million_in_small() {
             pattern,
             "--idle",
             "0.1",
+            "--settle",
+            "0",
             "--producers",
             "4",
             "--consumers",

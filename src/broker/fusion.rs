@@ -272,7 +272,7 @@ impl Handler<Done> for FusionActor {
     }
 }
 
-async fn flush_batch(tools: ShardTools, batch: Batch<Pending>, _done: SayDone) {
+async fn flush_batch(tools: ShardTools, batch: Batch<Pending>, done: SayDone) {
     let rows = batch.into_rows();
     let advances: Vec<_> = rows.iter().map(|row| row.advance).collect();
     let started = Instant::now();
@@ -280,6 +280,8 @@ async fn flush_batch(tools: ShardTools, batch: Batch<Pending>, _done: SayDone) {
     let asked: Vec<Place> = asked.filter_map(|pending| pending.room.asked.clone().if_traced()).collect();
     let outcomes = spans::shared("flush of acks", asked, tools.flusher.advance(&advances)).await;
     tools.meter.flushed(advances.len(), started.elapsed());
+    // The next flush is on its way while these answers are given.
+    drop(done);
     for (Fused { advance, waiter, followers }, flushed) in rows.into_iter().zip(outcomes) {
         if flushed == Flushed::Committed {
             // Before the answer: a pop sent next must find what is left.

@@ -19,6 +19,8 @@ use postgres::PgSample;
 
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 const QUIET_WAIT_MAX: Duration = Duration::from_secs(10);
+/// This long without more is the end of what a load leaves to be done.
+const SETTLED: Duration = Duration::from_secs(25);
 const QUIET_SLICE: Duration = Duration::from_millis(200);
 /// Cores in use by broker and PostgreSQL below which they count as quiet.
 const QUIET_CORES: f64 = 0.1;
@@ -196,15 +198,31 @@ impl Sampler {
     pub async fn quiet(&self) {
         let begun = Instant::now();
         while begun.elapsed() < QUIET_WAIT_MAX {
-            let before = self.cpu();
-            tokio::time::sleep(QUIET_SLICE).await;
-            let mut slice = Resources::default();
-            slice.add_cpu(&before, &self.cpu());
-            let used = slice.broker_cpu_seconds.unwrap_or_default() + slice.postgres_cpu_seconds.unwrap_or_default();
-            if used < slice.seconds * QUIET_CORES {
+            if self.is_quiet_for(QUIET_SLICE).await {
                 return;
             }
         }
+    }
+
+    /// Waits until they have been quiet for longer than the pause between two looks of autovacuum; how long that took.
+    pub async fn settled(&self, wait_max: Duration) -> Duration {
+        let begun = Instant::now();
+        let mut quiet_since = Instant::now();
+        while quiet_since.elapsed() < SETTLED && begun.elapsed() < wait_max {
+            if !self.is_quiet_for(Duration::from_secs(1)).await {
+                quiet_since = Instant::now();
+            }
+        }
+        begun.elapsed()
+    }
+
+    async fn is_quiet_for(&self, slice: Duration) -> bool {
+        let before = self.cpu();
+        tokio::time::sleep(slice).await;
+        let mut seen = Resources::default();
+        seen.add_cpu(&before, &self.cpu());
+        let used = seen.broker_cpu_seconds.unwrap_or_default() + seen.postgres_cpu_seconds.unwrap_or_default();
+        used < seen.seconds * QUIET_CORES
     }
 
     /// Ends the session with PostgreSQL.

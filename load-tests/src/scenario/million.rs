@@ -90,6 +90,8 @@ pub(super) async fn measure(
         extra(&format!("bytes_per_partition.{table}"), json!(*bytes as f64 / f64::from(lanes)));
     }
     if args.idle > 0.0 {
+        let settled_in = bench.sampler.settled(Duration::from_secs(args.settle)).await;
+        extra("idle_after_s", json!(settled_in.as_secs_f64().round()));
         let before = bench.sampler.take(true).await;
         tokio::time::sleep(Duration::from_secs_f64(args.idle)).await;
         let idle = bench.sampler.take(true).await.since(&before);

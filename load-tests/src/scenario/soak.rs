@@ -32,6 +32,7 @@ pub async fn execute(common: &Common, args: &SoakArgs) -> Result<Report> {
                 pattern: Pattern::Rotating,
                 active: 1_000,
                 idle: 0.0,
+                settle: 0,
                 broker_cmd: None,
                 broker_dir: None,
             };
