@@ -43,12 +43,35 @@ pub struct Asked<'a> {
 /// Where each hash of the flush is stored, if it is, per partition that deduplicates.
 pub type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
 
-/// Locks every partition that can exist, in id order: missing ones are made first, in a transaction of their own.
-/// `keys` come sorted.
+/// Where partitions that do not exist are made. At first with their first messages, in one transaction. That fails as
+/// [`StoreError::Overtaken`](crate::store::StoreError::Overtaken) when somebody else makes one meanwhile, and is tried
+/// again; after some tries they are made beforehand, in a transaction of their own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Making {
+    overtaken: u32,
+}
+
+impl Making {
+    /// Times that a flush may be overtaken before it makes its partitions beforehand.
+    const OVERTAKEN_MAX: u32 = 3;
+
+    /// After being overtaken.
+    pub fn again(self) -> Making {
+        Making { overtaken: self.overtaken.saturating_add(1) }
+    }
+
+    fn is_with_messages(self) -> bool {
+        self.overtaken < Making::OVERTAKEN_MAX
+    }
+}
+
+/// Locks every partition that can exist, in id order, and allots keys to missing ones, which are made when their first
+/// messages are stored. `keys` come sorted.
 pub async fn lock_all(
     store: &Store,
     keys: &[PartitionKey],
     opening: Opening,
+    making: Making,
 ) -> StoreResult<(AppendTx, HashMap<PartitionKey, LockedPartition>)> {
     let mut tx = store.begin_append(opening).await?;
     if keys.is_empty() {
@@ -56,8 +79,14 @@ pub async fn lock_all(
     }
     let mut locked: HashMap<_, _> = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
     if locked.len() < keys.len() {
-        tx.rollback().await?;
         let missing: Vec<PartitionKey> = keys.iter().filter(|k| !locked.contains_key(k)).cloned().collect();
+        if making.is_with_messages()
+            && let Some(new) = tx.allot_partitions(&missing).await?
+        {
+            locked.extend(new.into_iter().map(|p| (p.key.clone(), p)));
+            return Ok((tx, locked));
+        }
+        tx.rollback().await?;
         store.create_partitions(&missing).await?;
         tx = store.begin_append(opening).await?;
         locked = tx.lock_partitions(keys).await?.into_iter().map(|p| (p.key.clone(), p)).collect();
@@ -74,6 +103,9 @@ pub async fn probe(tx: &mut AppendTx, memory: &mut DedupMemory, asked: &[Asked<'
         if *window == 0 {
             // What is stored now goes unrecorded, so nothing can be called new afterwards.
             memory.forget(partition.id);
+            continue;
+        }
+        if partition.is_new {
             continue;
         }
         match memory.refresh(partition.id, partition.last_offset, *window, now) {
@@ -98,7 +130,8 @@ pub async fn probe(tx: &mut AppendTx, memory: &mut DedupMemory, asked: &[Asked<'
     }
     let mut candidates = Vec::new();
     let mut ambiguous = Vec::new();
-    for Asked { partition, window_seconds: window, hashes } in asked.iter().filter(|asked| asked.window_seconds > 0) {
+    let stored = asked.iter().filter(|asked| asked.window_seconds > 0 && !asked.partition.is_new);
+    for Asked { partition, window_seconds: window, hashes } in stored {
         if !memory.covers(partition.id) {
             meter().dedup_ambiguous_reads.increment(1);
             ambiguous.push((partition.id, Offset(0), *window));
@@ -135,15 +168,22 @@ fn add_known(known: &mut Known, rows: Vec<StoredHashes>) {
 }
 
 /// Takes what was committed into the memories. Only then: what a failed flush may have stored shows as offsets above what
-/// the deduplication memory covers. `generation` is the store's when the transaction began.
+/// the deduplication memory covers, and a partition that it was to make is not known at all. `generation` is the store's
+/// when the transaction began.
 pub fn remember(
     memory: &mut DedupMemory,
     cache: &SegmentCache,
+    asked: &[Asked<'_>],
     segments: &[NewSegment],
     stamps: &HashMap<PartitionId, DateTime<Utc>>,
     generation: u64,
 ) {
     let now = Instant::now();
+    for Asked { partition, window_seconds, .. } in asked {
+        if partition.is_new && *window_seconds > 0 && stamps.contains_key(&partition.id) {
+            memory.start(partition.id, Offset::NONE, *window_seconds, now);
+        }
+    }
     for segment in segments {
         memory.add(segment.partition, segment.base_offset, &segment.hashes, now);
         if let Some(created_at) = stamps.get(&segment.partition) {

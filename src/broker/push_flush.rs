@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use uuid::Uuid;
 
-use super::append::{self, Asked, Segments, Writing};
+use super::append::{self, Asked, Making, Segments, Writing};
 use super::dedup::DedupMemory;
 use super::meter::meter;
 use super::push::{JobError, JobOutcome, StoredItem};
@@ -48,7 +48,7 @@ pub struct Flushed {
     pub appended: Vec<Appended>,
 }
 
-/// Sorts jobs into partitions, by key: the order in which missing partitions are made.
+/// Sorts jobs into partitions, by key.
 pub fn by_partition(jobs: Vec<PushJob>) -> Vec<PartitionBatch> {
     let mut batches: BTreeMap<PartitionKey, Vec<PushJob>> = BTreeMap::new();
     for job in jobs {
@@ -66,9 +66,26 @@ pub async fn flush(
     batches: &[PartitionBatch],
     look_up: bool,
 ) -> StoreResult<Flushed> {
+    let mut making = Making::default();
+    loop {
+        match flush_once(store, memory, writing, batches, look_up, making).await {
+            Err(StoreError::Overtaken) => making = making.again(),
+            flushed => return flushed,
+        }
+    }
+}
+
+async fn flush_once(
+    store: &Store,
+    memory: &mut DedupMemory,
+    writing: &Writing,
+    batches: &[PartitionBatch],
+    look_up: bool,
+    making: Making,
+) -> StoreResult<Flushed> {
     let generation = store.generation().now();
     let keys: Vec<PartitionKey> = batches.iter().map(|b| b.key.clone()).collect();
-    let (mut tx, locked) = append::lock_all(store, &keys, Opening::PUSH).await?;
+    let (mut tx, locked) = append::lock_all(store, &keys, Opening::PUSH, making).await?;
     let mut letters = Letters::lock(&mut tx, batches).await?;
     let asked: Vec<Asked<'_>> = batches
         .iter()
@@ -107,7 +124,7 @@ pub async fn flush(
     letters.delete_replaced(&mut tx).await?;
     tx.commit().await?;
     meter().segments.increment(segments.len() as u64);
-    append::remember(memory, &writing.cache, &segments, &stamps, generation);
+    append::remember(memory, &writing.cache, &asked, &segments, &stamps, generation);
     let mut appended: Vec<Appended> = Vec::new();
     for (partition, plan) in decided.into_iter().flatten() {
         if plan.iter().flatten().any(|item| matches!(item, Plan::Store(_))) {

@@ -106,7 +106,7 @@ pub const HTTP_STATUS: &[&str] = &["2xx", "3xx", "4xx", "5xx", "hung_up"];
 /// Why a request was refused or failed as a whole.
 pub const ERROR_KINDS: &[&str] = &["bad_request", "overloaded", "no_database", "not_booted", "failed", "stopping"];
 /// How a statement failed (`store/error.rs`).
-pub const STORE_ERROR_KINDS: &[&str] = &["unavailable", "outcome_unknown", "refused", "corrupt"];
+pub const STORE_ERROR_KINDS: &[&str] = &["unavailable", "outcome_unknown", "refused", "overtaken", "corrupt"];
 /// What became of a pushed message.
 pub const PUSH_STATUS: &[&str] = &["queued", "duplicate", "buffered", "failed"];
 /// What became of records of the disk spool.

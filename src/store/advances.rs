@@ -5,6 +5,7 @@
 use sqlx::Connection;
 
 use super::Store;
+use super::acks::attempt_behind;
 use super::error::{StoreError, StoreResult, Timed};
 use crate::ids::{GroupId, LeaseId, Offset, PartitionId};
 
@@ -37,7 +38,9 @@ macro_rules! advance_set {
             ", total_consumed = c.total_consumed + (",
             $end,
             " - c.committed), batch_retry_count = 0, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL, \
-             lease_acquired_at = NULL, not_before = NULL "
+             lease_acquired_at = NULL, not_before = NULL, ",
+            attempt_behind!($end),
+            " "
         )
     };
 }

@@ -154,7 +154,8 @@ macro_rules! claim_sql {
                UPDATE queen.log_consumers c SET ",
             $set,
             " FROM taken t WHERE c.partition_id = ANY (ARRAY[t.partition_id]) AND c.group_id = t.group_id \
-               RETURNING t.ord, t.committed, t.first, t.last, t.worker_id, c.attempts, c.worker_id IS NOT NULL AS leased) \
+               RETURNING t.ord, t.committed, t.first, t.last, t.worker_id, coalesce(c.attempts, 1) AS attempts, \
+                 c.worker_id IS NOT NULL AS leased) \
              SELECT ord, 0 AS stage, name, exists, met, emptied, \
                first IS NOT NULL AND last_offset >= first AS pending, last_offset, \
                extract(epoch FROM coalesce(leased_until, not_before, \
@@ -178,7 +179,7 @@ const CLAIM_LEASED: &str = claim_sql!(
 );
 const CLAIM_AUTO_ACK: &str = claim_sql!(
     "committed = t.last, total_consumed = c.total_consumed + (t.last - c.committed), batch_retry_count = 0, \
-     worker_id = NULL, batch_end = NULL, lease_expires_at = NULL, not_before = NULL, attempts = 1, \
+     worker_id = NULL, batch_end = NULL, lease_expires_at = NULL, not_before = NULL, attempts = NULL, \
      lease_acquired_at = clock_timestamp(), attempt_start = NULL, attempt_end = NULL"
 );
 

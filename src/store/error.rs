@@ -35,6 +35,9 @@ pub enum StoreError {
         #[source]
         source: sqlx::Error,
     },
+    /// Somebody else made a partition that this transaction was about to make with its messages. It was rolled back.
+    #[error("a partition was made by somebody else meanwhile")]
+    Overtaken,
     /// A stored row breaks an invariant (a torn hash column, a frame that does not decode).
     #[error("corrupt row in {table}: {what}")]
     Corrupt {
@@ -82,6 +85,7 @@ impl StoreError {
             StoreError::Unavailable(_) => "unavailable",
             StoreError::OutcomeUnknown { .. } => "outcome_unknown",
             StoreError::Refused { .. } => "refused",
+            StoreError::Overtaken => "overtaken",
             StoreError::Corrupt { .. } => "corrupt",
         };
         metrics::counter!(STORE_ERRORS, "kind" => kind).increment(1);
@@ -97,7 +101,7 @@ impl StoreError {
     /// (SQLSTATE classes 08, 53, 57, 58 and `40001`, `40P01`; `spec/push-pop.md` §2.9).
     pub fn is_transient(&self) -> bool {
         match self {
-            StoreError::Unavailable(_) => true,
+            StoreError::Unavailable(_) | StoreError::Overtaken => true,
             StoreError::OutcomeUnknown { .. } | StoreError::Corrupt { .. } => false,
             StoreError::Refused { sqlstate, .. } => {
                 matches!(sqlstate.as_str(), "40001" | "40P01")

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Row, Transaction};
 
+use super::acks::attempt_behind;
 use super::error::{During, StoreResult, Timed};
 use super::{Store, StoreError};
 use crate::ids::{GroupId, PartitionId, QueueId};
@@ -127,7 +128,7 @@ impl Store {
     /// (`spec/push-pop.md` §7.5 no. 4). A live lease keeps its cursor.
     pub async fn seal_cursors(&self, emptied: &[(GroupId, PartitionId)]) -> StoreResult<()> {
         let (groups, partitions): (Vec<i32>, Vec<i64>) = emptied.iter().map(|(g, p)| (g.0, p.0)).unzip();
-        sqlx::query(
+        sqlx::query(concat!(
             "WITH emptied AS MATERIALIZED ( \
                SELECT c.partition_id, c.group_id, p.last_offset \
                FROM unnest($1::int[], $2::bigint[]) AS u (group_id, partition_id) \
@@ -137,9 +138,10 @@ impl Store {
                  AND (c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()) \
                ORDER BY u.partition_id, u.group_id FOR NO KEY UPDATE OF c SKIP LOCKED) \
              UPDATE queen.log_consumers c SET committed = e.last_offset, worker_id = NULL, batch_end = NULL, \
-               lease_expires_at = NULL \
-             FROM emptied e WHERE c.partition_id = ANY (ARRAY[e.partition_id]) AND c.group_id = e.group_id",
-        )
+               lease_expires_at = NULL, ",
+            attempt_behind!("e.last_offset"),
+            " FROM emptied e WHERE c.partition_id = ANY (ARRAY[e.partition_id]) AND c.group_id = e.group_id",
+        ))
         .bind(groups)
         .bind(partitions)
         .execute(&self.pool)

@@ -1,6 +1,6 @@
 //! Segments and their hashes: appended by pushes, read by pops.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -9,7 +9,7 @@ use sqlx::{Postgres, Row, Transaction};
 
 use super::Store;
 use super::error::{During, StoreResult, Timed};
-use super::partitions::{self, LockedPartition, PartitionKey};
+use super::partitions::{self, LockedPartition, NewPartition, PartitionKey};
 use super::queues::corrupt;
 use crate::ids::{Offset, PartitionId, TransactionHash};
 
@@ -75,6 +75,8 @@ pub struct AppendTx {
     opening: Opening,
     /// Locked partitions that retention does not know of: they hold no segment, or no hashes.
     unlisted: Vec<i64>,
+    /// Partitions that are made when messages are stored in them.
+    new: BTreeMap<PartitionKey, PartitionId>,
 }
 
 /// How an [`AppendTx`] begins, and what its statements are called in errors and metrics.
@@ -113,7 +115,7 @@ impl Store {
                 .timed(opening.begin)
                 .await?;
         }
-        Ok(AppendTx { tx, xid: None, opening, unlisted: Vec::new() })
+        Ok(AppendTx { tx, xid: None, opening, unlisted: Vec::new(), new: BTreeMap::new() })
     }
 
     /// The segments that cover each span, by offset. Stops once `bytes_max` payload bytes of a span are covered, but
@@ -134,6 +136,33 @@ impl AppendTx {
         let locked = partitions::lock(&mut self.tx, keys).await?;
         self.unlisted.extend(locked.iter().filter(|p| !p.is_listed).map(|p| p.id.0));
         Ok(locked)
+    }
+
+    /// Allots keys to partitions that do not exist: the first messages stored in one make it. `None`: a queue is gone, or
+    /// just being deleted or configured.
+    pub async fn allot_partitions(&mut self, keys: &[PartitionKey]) -> StoreResult<Option<Vec<LockedPartition>>> {
+        let new = partitions::allot(&mut self.tx, keys).await?;
+        self.new.extend(new.iter().flatten().map(|p| (p.key.clone(), p.id)));
+        Ok(new)
+    }
+
+    /// Makes the new partitions that get segments. Answers when each was written.
+    async fn make_partitions(&mut self, segments: &[NewSegment]) -> StoreResult<HashMap<PartitionId, DateTime<Utc>>> {
+        if self.new.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let mut ends: HashMap<PartitionId, i64> = HashMap::new();
+        for segment in segments {
+            let end = ends.entry(segment.partition).or_default();
+            *end = (*end).max(segment.base_offset.0 + segment.hashes.len() as i64 - 1);
+        }
+        let rows: Vec<NewPartition> = std::mem::take(&mut self.new)
+            .into_iter()
+            .filter_map(|(key, id)| Some(NewPartition { id: id.0, key, last_offset: *ends.get(&id)? }))
+            .collect();
+        let made = partitions::make(&mut self.tx, &rows).await?;
+        self.xid = made.first().and_then(|(.., xid)| xid.parse().ok());
+        Ok(made.into_iter().map(|(id, at, _)| (PartitionId(id), at)).collect())
     }
 
     /// The hashes stored in each partition within its window (seconds) and at or above an offset, oldest first. Runs
@@ -194,12 +223,14 @@ impl AppendTx {
     /// Stores the segments and their hashes and moves the allocators. All segments of one partition carry one commit
     /// time, stamped here, under the lock, and never before the partition's last one (I7): `statement_timestamp()` is one
     /// instant for the whole statement, which starts after the locks were granted. A partition that was empty is entered
-    /// where retention looks for its work. Answers the commit time per partition.
+    /// where retention looks for its work. A new one is made first, with its allocator where it is to be, and its segments
+    /// carry its time. Answers the commit time per partition. [`StoreError::Overtaken`]: somebody else made one.
     pub async fn insert_segments(
         &mut self,
         segments: &[NewSegment],
     ) -> StoreResult<HashMap<PartitionId, DateTime<Utc>>> {
         let ids: Vec<i64> = segments.iter().map(|s| s.partition.0).collect();
+        let mut stamps = self.make_partitions(segments).await?;
         self.list_for_retention(&ids).await?;
         let bases: Vec<i64> = segments.iter().map(|s| s.base_offset.0).collect();
         let counts: Vec<i32> = segments.iter().map(|s| s.hashes.len() as i32).collect();
@@ -210,14 +241,16 @@ impl AppendTx {
             "WITH segments AS ( \
                INSERT INTO queen.log_segments (partition_id, base_offset, created_at, message_count, payload_bytes, \
                  frames) \
-               SELECT n.partition_id, n.base_offset, greatest(statement_timestamp(), p.last_write_at), \
+               SELECT n.partition_id, n.base_offset, CASE WHEN p.last_offset >= n.base_offset THEN p.last_write_at \
+                   ELSE greatest(statement_timestamp(), p.last_write_at) END, \
                  n.message_count, n.payload_bytes, n.frames \
                FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $6::bytea[]) \
                  AS n (partition_id, base_offset, message_count, payload_bytes, frames) \
                JOIN queen.log_partitions p ON p.id = ANY (ARRAY[n.partition_id])), \
              txns AS ( \
                INSERT INTO queen.log_txns (partition_id, base_offset, created_at, hashes) \
-               SELECT n.partition_id, n.base_offset, greatest(statement_timestamp(), p.last_write_at), n.hashes \
+               SELECT n.partition_id, n.base_offset, CASE WHEN p.last_offset >= n.base_offset THEN p.last_write_at \
+                 ELSE greatest(statement_timestamp(), p.last_write_at) END, n.hashes \
                FROM unnest($1::bigint[], $2::bigint[], $5::bytea[]) AS n (partition_id, base_offset, hashes) \
                JOIN queen.log_partitions p ON p.id = ANY (ARRAY[n.partition_id])), \
              moved AS ( \
@@ -238,15 +271,16 @@ impl AppendTx {
         .fetch_all(&mut *self.tx)
         .timed("storing segments")
         .await?;
-        self.xid = moved.first().and_then(|(.., xid)| xid.parse().ok());
+        self.xid = moved.first().and_then(|(.., xid)| xid.parse().ok()).or(self.xid);
         let mut partitions = ids;
         partitions.sort_unstable();
         partitions.dedup();
-        if moved.len() != partitions.len() {
-            let counts = format!("{} of {} allocators moved", moved.len(), partitions.len());
+        stamps.extend(moved.into_iter().map(|(id, at, _)| (PartitionId(id), at)));
+        if stamps.len() != partitions.len() {
+            let counts = format!("{} of {} allocators moved", stamps.len(), partitions.len());
             return Err(corrupt("log_partitions", counts));
         }
-        Ok(moved.into_iter().map(|(id, at, _)| (PartitionId(id), at)).collect())
+        Ok(stamps)
     }
 
     /// Enters the partitions that were empty where retention looks for its work. A statement of its own: most flushes

@@ -1,9 +1,10 @@
-//! Partition rows: made by the first push, locked by every push, paged through by the ready index.
+//! Partition rows: made with their first messages, locked by every push, paged through by the ready index.
 
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row};
 
 use super::Store;
-use super::error::{During, StoreResult, Timed};
+use super::error::{During, StoreError, StoreResult, Timed};
 use crate::ids::{GroupId, Offset, PartitionId, QueueId};
 
 /// Names one partition before its key is known.
@@ -15,7 +16,7 @@ pub struct PartitionKey {
     pub name: String,
 }
 
-/// A partition whose row this transaction holds locked.
+/// A partition whose row this transaction holds locked, or is about to make.
 #[derive(Clone, Debug)]
 pub struct LockedPartition {
     /// Key of the row.
@@ -26,6 +27,8 @@ pub struct LockedPartition {
     pub last_offset: Offset,
     /// Whether retention knows of its segments and of its hashes.
     pub is_listed: bool,
+    /// Whether it does not exist until this transaction stores messages in it.
+    pub is_new: bool,
 }
 
 /// One partition as the ready index sees it.
@@ -50,8 +53,8 @@ macro_rules! pending {
 pub(super) use pending;
 
 impl Store {
-    /// Makes the partitions that do not exist, in its own short transaction: creators of one partition then never wait
-    /// for each other's segments. `keys` come sorted. A queue deleted meanwhile gets none.
+    /// Makes the partitions that do not exist, in its own short transaction: for those who were overtaken too often while
+    /// they made them with their messages. `keys` come sorted. A queue deleted meanwhile gets none.
     pub async fn create_partitions(&self, keys: &[PartitionKey]) -> StoreResult<()> {
         let (queues, names): (Vec<i32>, Vec<&str>) = keys.iter().map(|k| (k.queue.0, k.name.as_str())).unzip();
         sqlx::query(
@@ -140,8 +143,80 @@ pub(super) async fn lock(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreR
                 key: PartitionKey { queue: QueueId(row.try_get("queue_id")?), name: row.try_get("name")? },
                 last_offset: Offset(row.try_get("last_offset")?),
                 is_listed: row.try_get("is_listed")?,
+                is_new: false,
             })
         })
         .collect::<Result<_, _>>()
         .during("locking partitions")
+}
+
+/// Keys for partitions that are to be made by this transaction, and their queues kept from being deleted. `None`: a queue
+/// is gone or somebody is at its row; no waiting for that here, since whoever deletes a queue waits for its partitions.
+pub(super) async fn allot(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreResult<Option<Vec<LockedPartition>>> {
+    let mut queues: Vec<i32> = keys.iter().map(|key| key.queue.0).collect();
+    queues.sort_unstable();
+    queues.dedup();
+    let rows: Vec<(Option<i32>, Option<i64>)> = sqlx::query_as(
+        "WITH kept AS MATERIALIZED ( \
+           SELECT id FROM queen.queues WHERE id = ANY($1) ORDER BY id FOR KEY SHARE SKIP LOCKED) \
+         SELECT id, NULL::bigint FROM kept \
+         UNION ALL SELECT NULL, nextval('queen.log_partitions_id_seq') FROM generate_series(1, $2)",
+    )
+    .bind(&queues)
+    .bind(keys.len() as i64)
+    .fetch_all(tx)
+    .timed("creating partitions")
+    .await?;
+    if rows.iter().filter(|(queue, _)| queue.is_some()).count() < queues.len() {
+        return Ok(None);
+    }
+    let ids = rows.into_iter().filter_map(|(_, id)| id.map(PartitionId));
+    let new = |(id, key): (PartitionId, &PartitionKey)| LockedPartition {
+        id,
+        key: key.clone(),
+        last_offset: Offset::NONE,
+        is_listed: true,
+        is_new: true,
+    };
+    Ok(Some(ids.zip(keys).map(new).collect()))
+}
+
+/// A row made with the messages of its partition.
+#[derive(Clone, Debug)]
+pub(super) struct NewPartition {
+    pub id: i64,
+    pub key: PartitionKey,
+    /// Offset of the last message that this transaction stores in it.
+    pub last_offset: i64,
+}
+
+/// Makes the rows as they are to stay: no update follows. Retention learns of them in the same statement. `rows` come sorted
+/// by key: whoever waits for another maker waits for a name behind all that it has made itself. Answers the time at which each
+/// was last written, and the transaction.
+pub(super) async fn make(
+    tx: &mut PgConnection,
+    rows: &[NewPartition],
+) -> StoreResult<Vec<(i64, DateTime<Utc>, String)>> {
+    let made: Vec<(i64, DateTime<Utc>, String)> = sqlx::query_as(
+        "WITH made AS ( \
+           INSERT INTO queen.log_partitions (id, queue_id, name, last_offset, last_write_at, created_at) \
+             OVERRIDING SYSTEM VALUE \
+           SELECT n.id, n.queue_id, n.name, n.last_offset, statement_timestamp(), statement_timestamp() \
+           FROM unnest($1::bigint[], $2::int[], $3::text[], $4::bigint[]) WITH ORDINALITY \
+             AS n (id, queue_id, name, last_offset, ord) ORDER BY n.ord \
+           ON CONFLICT (queue_id, name) DO NOTHING RETURNING id, queue_id, last_write_at), \
+         listed AS ( \
+           INSERT INTO queen.log_ages (partition_id, kind, queue_id, oldest_at) \
+           SELECT m.id, k.kind, m.queue_id, m.last_write_at FROM made m CROSS JOIN (VALUES (0), (1)) AS k (kind) \
+           ORDER BY m.id, k.kind) \
+         SELECT id, last_write_at, pg_current_xact_id()::text FROM made",
+    )
+    .bind(rows.iter().map(|row| row.id).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.key.queue.0).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.key.name.as_str()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.last_offset).collect::<Vec<_>>())
+    .fetch_all(tx)
+    .timed("creating partitions")
+    .await?;
+    if made.len() < rows.len() { Err(StoreError::Overtaken) } else { Ok(made) }
 }

@@ -62,10 +62,10 @@ macro_rules! seek_sql {
                INSERT INTO queen.log_consumers AS c (partition_id, group_id, committed) \
                SELECT id, $2, committed FROM places ORDER BY id \
                ON CONFLICT (partition_id, group_id) DO UPDATE SET committed = excluded.committed, \
-                 batch_retry_count = 0, attempts = 0, attempt_start = NULL, attempt_end = NULL, batch_end = NULL, \
+                 batch_retry_count = 0, attempts = NULL, attempt_start = NULL, attempt_end = NULL, batch_end = NULL, \
                  worker_id = NULL, lease_expires_at = NULL, lease_acquired_at = NULL, not_before = NULL \
-               WHERE (c.committed, c.batch_retry_count, c.attempts) IS DISTINCT FROM (excluded.committed, 0, 0) \
-                 OR num_nonnulls(c.batch_end, c.worker_id, c.not_before, c.attempt_start, c.attempt_end) > 0) \
+               WHERE (c.committed, c.batch_retry_count) IS DISTINCT FROM (excluded.committed, 0) \
+                 OR num_nonnulls(c.batch_end, c.worker_id, c.not_before, c.attempts, c.attempt_start, c.attempt_end) > 0) \
              SELECT count(*) AS partitions, min(id) AS first FROM lanes"
         )
     };

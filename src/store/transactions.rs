@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::Row;
 
 use super::Store;
-use super::acks::{CursorWrite, NotBefore, SpanRead, span_columns, span_of, span_pages};
+use super::acks::{CursorWrite, NotBefore, SpanRead, attempt_behind, span_columns, span_of, span_pages};
 use super::dead_letters::{LetterSource, NewDeadLetter, letter_source};
 use super::error::{During, StoreResult, Timed};
 use super::messages::AppendTx;
@@ -146,11 +146,12 @@ impl AppendTx {
             NotBefore::Clear => Some(0.0),
             NotBefore::After(delay) => Some(delay.as_secs_f64()),
         };
-        let (moved, xid): (i64, String) = sqlx::query_as(
+        let (moved, xid): (i64, String) = sqlx::query_as(concat!(
             "WITH moved AS ( \
                UPDATE queen.log_consumers c SET committed = n.committed, \
-                 total_consumed = c.total_consumed + (n.committed - c.committed), batch_retry_count = n.retries, \
-                 batch_end = CASE WHEN n.release THEN NULL ELSE c.batch_end END, \
+                 total_consumed = c.total_consumed + (n.committed - c.committed), batch_retry_count = n.retries, ",
+            attempt_behind!("n.committed"),
+            ", batch_end = CASE WHEN n.release THEN NULL ELSE c.batch_end END, \
                  worker_id = CASE WHEN n.release THEN NULL ELSE c.worker_id END, \
                  lease_expires_at = CASE WHEN n.release THEN NULL ELSE c.lease_expires_at END, \
                  lease_acquired_at = CASE WHEN n.release THEN NULL ELSE c.lease_acquired_at END, \
@@ -160,7 +161,7 @@ impl AppendTx {
                  AS n (partition_id, group_id, committed, retries, release, held) \
                WHERE c.partition_id = ANY (ARRAY[n.partition_id]) AND c.group_id = n.group_id RETURNING 1) \
              SELECT count(*), pg_current_xact_id()::text FROM moved",
-        )
+        ))
         .bind(moves.iter().map(|m| m.partition.0).collect::<Vec<_>>())
         .bind(moves.iter().map(|m| m.group.0).collect::<Vec<_>>())
         .bind(moves.iter().map(|m| m.write.committed.0).collect::<Vec<_>>())

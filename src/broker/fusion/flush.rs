@@ -70,7 +70,7 @@ impl Flusher {
             StoreError::Unavailable(_) => vec![Flushed::NoConnection; rows.len()],
             StoreError::OutcomeUnknown { .. } => self.look_up(rows).await,
             StoreError::Refused { .. } => self.isolate(rows, error.is_transient() || is_timeout(&error)).await,
-            StoreError::Corrupt { .. } => vec![Flushed::Failed; rows.len()],
+            StoreError::Corrupt { .. } | StoreError::Overtaken => vec![Flushed::Failed; rows.len()],
         }
     }
 
@@ -92,10 +92,12 @@ impl Flusher {
             }
             match self.send(part, OnLocked::Skip).await {
                 Ok(landed) => outcomes.extend(landed_or(&landed, Flushed::Refused)),
-                Err(StoreError::Refused { .. } | StoreError::Corrupt { .. }) => match halves(part) {
-                    Some((left, right)) => open.extend([right, left]),
-                    None => outcomes.push(Flushed::Failed),
-                },
+                Err(StoreError::Refused { .. } | StoreError::Corrupt { .. } | StoreError::Overtaken) => {
+                    match halves(part) {
+                        Some((left, right)) => open.extend([right, left]),
+                        None => outcomes.push(Flushed::Failed),
+                    }
+                }
                 Err(StoreError::OutcomeUnknown { .. }) => outcomes.extend(self.look_up(part).await),
                 Err(StoreError::Unavailable(_)) => outcomes.extend(vec![Flushed::NoConnection; part.len()]),
             }

@@ -15,7 +15,7 @@ use super::record::{Record, Sealing};
 use super::writer::{Order, sync_dir};
 use super::{Spool, files};
 use crate::broker::activity::Activity;
-use crate::broker::append::{self, Segments};
+use crate::broker::append::{self, Making, Segments};
 use crate::broker::encryption::Encryption;
 use crate::broker::error::BrokerResult;
 use crate::broker::peers::Peers;
@@ -79,7 +79,7 @@ impl From<StoreError> for Refusal {
         let of_the_data = match &error {
             StoreError::Refused { sqlstate, .. } => ["22", "23", "54"].iter().any(|class| sqlstate.starts_with(class)),
             StoreError::Corrupt { .. } => true,
-            StoreError::Unavailable(_) | StoreError::OutcomeUnknown { .. } => false,
+            StoreError::Unavailable(_) | StoreError::OutcomeUnknown { .. } | StoreError::Overtaken => false,
         };
         if of_the_data { Refusal::Permanent(error.to_string()) } else { Refusal::Passing(error.to_string()) }
     }
@@ -203,13 +203,33 @@ impl Drain {
         let Some(options) = found.get(queue) else { return Err(Refusal::Passing("the queue is being deleted".into())) };
         let packed = self.pack(options, records).map_err(Refusal::Permanent)?;
         let key = PartitionKey { queue: options.id, name: partition.to_owned() };
-        let (mut tx, locked) = append::lock_all(&self.store, std::slice::from_ref(&key), Opening::PUSH).await?;
-        let Some(locked) = locked.get(&key) else {
-            self.queues.forget(queue);
-            return Err(Refusal::Passing("the queue is being deleted".into()));
-        };
+        let mut making = Making::default();
+        loop {
+            match self.append(options, &key, records, &packed, making).await {
+                Err(StoreError::Overtaken) => making = making.again(),
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    self.queues.forget(queue);
+                    return Err(Refusal::Passing("the queue is being deleted".into()));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// One transaction; `false`: the queue is gone.
+    async fn append(
+        &self,
+        options: &Queue,
+        key: &PartitionKey,
+        records: &[&Record],
+        packed: &Packed,
+        making: Making,
+    ) -> StoreResult<bool> {
+        let (mut tx, locked) = append::lock_all(&self.store, std::slice::from_ref(key), Opening::PUSH, making).await?;
+        let Some(locked) = locked.get(key) else { return Ok(false) };
         let mark = tx.spool_mark(self.spool.inner.id, locked.id).await?;
-        let stored = self.stored(&mut tx, locked, options, records, &packed).await?;
+        let stored = self.stored(&mut tx, locked, options, records, packed).await?;
         let mut segments = Segments::new(locked.id, self.zstd_level);
         let mut next = locked.last_offset;
         let mut duplicates = 0;
@@ -222,7 +242,7 @@ impl Drain {
                 continue;
             }
             next = next.next();
-            segments.add(next, &packed, index);
+            segments.add(next, packed, index);
         }
         let segments = segments.finish();
         if !segments.is_empty() {
@@ -241,7 +261,7 @@ impl Drain {
             self.peers.landed(&appended);
             self.activity.pushed(options.id, landed);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn pack(&self, queue: &Queue, records: &[&Record]) -> Result<Packed, String> {

@@ -12,7 +12,7 @@ use super::decide::{Judged, PartEffect, State, signals_below};
 use super::meter::meter;
 use crate::broker::ack::outcome::{Change, letter_of};
 use crate::broker::ack_decision::{self, AckStatus, Effect, Verdict as AckVerdict, dead_letter_reason};
-use crate::broker::append::{self, Asked, Writing};
+use crate::broker::append::{self, Asked, Making, Writing};
 use crate::broker::dedup::DedupMemory;
 use crate::broker::push_flush::Appended;
 use crate::ids::{GroupId, PartitionId};
@@ -45,6 +45,23 @@ pub async fn flush(
     writing: &Writing,
     opening: Opening,
 ) -> StoreResult<Flushed> {
+    let mut making = Making::default();
+    loop {
+        match flush_once(store, memory, jobs, writing, opening, making).await {
+            Err(StoreError::Overtaken) => making = making.again(),
+            flushed => return flushed,
+        }
+    }
+}
+
+async fn flush_once(
+    store: &Store,
+    memory: &mut DedupMemory,
+    jobs: &[&Job],
+    writing: &Writing,
+    opening: Opening,
+    making: Making,
+) -> StoreResult<Flushed> {
     let generation = store.generation().now();
     let mut pushed: BTreeMap<&PartitionKey, (i32, Vec<&[_]>)> = BTreeMap::new();
     for part in jobs.iter().flat_map(|job| &job.pushes) {
@@ -53,7 +70,7 @@ pub async fn flush(
         hashes.push(part.packed.hashes.as_slice());
     }
     let keys: Vec<PartitionKey> = pushed.keys().map(|key| (*key).clone()).collect();
-    let (mut tx, locked) = append::lock_all(store, &keys, opening).await?;
+    let (mut tx, locked) = append::lock_all(store, &keys, opening, making).await?;
     let asked: Vec<Asked<'_>> = pushed
         .into_iter()
         .filter_map(|(key, (window_seconds, hashes))| {
@@ -110,7 +127,7 @@ pub async fn flush(
     }
     crate::broker::meter::meter().segments.increment(segments.len() as u64);
     metrics::counter!(crate::metrics::DEAD_LETTERS).increment(letters.len() as u64);
-    append::remember(memory, &writing.cache, &segments, &stamps, generation);
+    append::remember(memory, &writing.cache, &asked, &segments, &stamps, generation);
     Ok(Flushed { verdicts, appended: state.appended(), changes, acked })
 }
 

@@ -177,7 +177,9 @@ fn note(kind: u8, body: &[u8], ack_statements: &mut BTreeSet<Vec<u8>>) {
     let mut texts = body[4..].split(|byte| *byte == 0);
     let (name, sql) = (texts.next().unwrap_or_default(), texts.next().unwrap_or_default());
     let sql = String::from_utf8_lossy(sql);
-    if sql.contains("UPDATE queen.log_consumers c SET committed") && !sql.contains("attempt_start") {
+    if sql.contains("UPDATE queen.log_consumers c SET committed")
+        && !sql.contains("lease_acquired_at = clock_timestamp()")
+    {
         ack_statements.insert(name.to_vec());
     } else {
         ack_statements.remove(name);

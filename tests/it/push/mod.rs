@@ -3,5 +3,6 @@
 mod bodies;
 mod dedup;
 mod limits;
+mod new_partitions;
 mod payloads;
 mod results;
