@@ -14,6 +14,7 @@ use super::error::{BrokerError, BrokerResult};
 use super::meter::meter;
 use crate::ids::{GroupId, LeaseId, PartitionId};
 use crate::store::claims::{ClaimOutcome, ClaimOutcomes, ClaimRequest};
+use crate::store::first_claims::FirstClaim;
 use crate::store::groups::StartAt;
 use crate::store::{Store, StoreError, StoreResult};
 
@@ -83,6 +84,23 @@ impl Claim {
         }
         outcomes.retain(|(partition, _)| !again.iter().any(|(p, _)| p == partition));
         Some(Claim { candidates: again, messages_max: left.0, partitions_max: left.1, ..*self })
+    }
+
+    /// Takes what was leased with its cursor off the candidates and the budget. When that is used up, the rest is left over.
+    fn take(&mut self, leased: ClaimOutcomes, outcomes: &mut ClaimOutcomes) {
+        let mut gone: HashSet<PartitionId> = HashSet::with_capacity(leased.len());
+        for (partition, outcome) in &leased {
+            if let ClaimOutcome::Claimed(claimed, _) = outcome {
+                self.messages_max -= claimed.last.0 - claimed.first.0 + 1;
+                self.partitions_max -= 1;
+            }
+            gone.insert(*partition);
+        }
+        outcomes.extend(leased);
+        self.candidates.retain(|(partition, _)| !gone.contains(partition));
+        if self.messages_max <= 0 || self.partitions_max <= 0 {
+            outcomes.extend(self.candidates.drain(..).map(|(partition, _)| (partition, ClaimOutcome::LeftOver)));
+        }
     }
 }
 
@@ -164,19 +182,30 @@ impl Batch for Flush {
 }
 
 impl Flush {
-    /// One claim statement; partitions that a group meets for the first time get their cursors and a second one.
+    /// One claim statement; partitions that a group meets for the first time get their cursors, and with them the leases. A
+    /// second claim tries what could not be leased so.
     async fn claim(&self, claims: &[&Claim]) -> StoreResult<Vec<ClaimOutcomes>> {
         let requests: Vec<_> = claims.iter().map(|claim| claim.request()).collect();
         let mut outcomes = self.store.claim(&requests).await?;
         seal_emptied(&self.store, claims, &outcomes).await?;
-        let again: Vec<(usize, Claim)> = claims
+        let mut again: Vec<(usize, Claim)> = claims
             .iter()
             .zip(&mut outcomes)
             .enumerate()
             .filter_map(|(nth, (claim, outcomes))| claim.unmet(outcomes).map(|again| (nth, again)))
             .collect();
         if !again.is_empty() {
-            seed(&self.store, again.iter().map(|(_, claim)| claim)).await?;
+            let firsts: Vec<_> =
+                again.iter().map(|(_, c)| FirstClaim { request: c.request(), start: c.start }).collect();
+            let leased = self.store.claim_unmet(&firsts).await?;
+            for ((nth, claim), leased) in again.iter_mut().zip(leased) {
+                if let Some(outcomes) = outcomes.get_mut(*nth) {
+                    claim.take(leased, outcomes);
+                }
+            }
+            again.retain(|(_, claim)| !claim.candidates.is_empty());
+        }
+        if !again.is_empty() {
             let requests: Vec<_> = again.iter().map(|(_, claim)| claim.request()).collect();
             for ((nth, _), more) in again.iter().zip(self.store.claim(&requests).await?) {
                 if let Some(outcomes) = outcomes.get_mut(*nth) {

@@ -76,7 +76,12 @@ impl Store {
             .iter()
             .zip(0_i32..)
             .flat_map(|(first, request)| {
-                first.request.candidates.iter().zip(0_i32..).map(move |(candidate, nth)| (first, request, nth, candidate))
+                first
+                    .request
+                    .candidates
+                    .iter()
+                    .zip(0_i32..)
+                    .map(move |(candidate, nth)| (first, request, nth, candidate))
             })
             .collect();
         each.sort_unstable_by_key(|(first, _, _, (partition, _))| (*partition, first.request.group));

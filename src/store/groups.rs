@@ -63,6 +63,19 @@ macro_rules! start_of {
     };
 }
 
+pub(super) use start_of;
+
+impl StartAt {
+    /// As the statements that place a cursor take it.
+    pub(super) fn fallback(&self) -> (&'static str, Option<DateTime<Utc>>) {
+        match self {
+            StartAt::Beginning => ("all", None),
+            StartAt::End => ("end", None),
+            StartAt::Timestamp(at) => ("timestamp", Some(*at)),
+        }
+    }
+}
+
 impl Store {
     /// The group, if it exists.
     pub async fn find_group(&self, queue: QueueId, name: &str) -> StoreResult<Option<GroupRow>> {
@@ -90,13 +103,8 @@ impl Store {
     pub async fn seed_cursors(&self, unmet: &[(GroupId, PartitionId, StartAt)]) -> StoreResult<()> {
         let groups: Vec<i32> = unmet.iter().map(|(group, ..)| group.0).collect();
         let partitions: Vec<i64> = unmet.iter().map(|(_, partition, _)| partition.0).collect();
-        let fallback = |start: &StartAt| match start {
-            StartAt::Beginning => ("all", None),
-            StartAt::End => ("end", None),
-            StartAt::Timestamp(at) => ("timestamp", Some(*at)),
-        };
         let (modes, instants): (Vec<&str>, Vec<Option<DateTime<Utc>>>) =
-            unmet.iter().map(|(.., start)| fallback(start)).unzip();
+            unmet.iter().map(|(.., start)| start.fallback()).unzip();
         sqlx::query(concat!(
             "WITH p AS MATERIALIZED ( \
                SELECT u.group_id, u.mode, u.instant, p.id, p.log_start, p.last_offset \

@@ -18,6 +18,7 @@ pub mod database_report;
 pub mod dead_letters;
 pub mod empty_partitions;
 pub mod error;
+pub mod first_claims;
 pub mod group_contacts;
 pub mod group_listings;
 pub mod groups;

@@ -4,6 +4,7 @@ mod autopilot;
 mod budget;
 mod claims;
 mod conflation;
+mod cursor_rows;
 mod discovery;
 mod discovery_cost;
 mod discovery_feeds;
