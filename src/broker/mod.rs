@@ -41,6 +41,7 @@ pub mod minutes;
 pub mod parking;
 pub mod partition;
 pub mod peer_report;
+pub mod peer_words;
 pub mod peers;
 pub mod persistent;
 pub mod pop;

@@ -2,15 +2,12 @@
 //!
 //! Every notification is a hint that saves time. A lost one shows as a gap in the numbers of its sender, an ended sender
 //! as silence, a dead connection as a missing echo ([`super::hearing`]): whatever may have been missed is walked for at
-//! once ([`super::ready_walk`]).
+//! once ([`super::ready_walk`]). What is said, and how it travels, is in [`super::peer_words`].
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -18,6 +15,7 @@ use super::error::BrokerResult;
 use super::group_admin::GroupMemory;
 use super::hearing::{BEAT_EVERY, Hearing};
 use super::parking::Parking;
+use super::peer_words::{Envelope, GROUPS_PER_MESSAGE, Outbox, Word};
 use super::push_flush::Appended;
 use super::queue::QueueDirectory;
 use super::ready_walk::ReadyWalks;
@@ -26,14 +24,6 @@ use crate::ids::{GroupId, PartitionId, QueueId};
 use crate::store::brokers::Notifications;
 use crate::store::{Store, StoreResult};
 
-/// PostgreSQL refuses payloads of 8,000 bytes.
-const PAYLOAD_BYTES_MAX: usize = 7_900;
-/// Partitions per message: their ids fit the payload whatever their length.
-const PARTITIONS_PER_MESSAGE: usize = 350;
-/// Groups per message, likewise.
-const GROUPS_PER_MESSAGE: usize = 500;
-/// Partitions that may wait to be announced; more and the whole queue is announced instead.
-const PENDING_PARTITIONS_MAX: usize = 20_000;
 /// Pause between two heartbeats.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(2);
 /// Pause before a lost listener is tried again; while listening is no use, it doubles up to the next.
@@ -41,39 +31,6 @@ const LISTEN_RETRY: Duration = Duration::from_millis(500);
 const LISTEN_RETRY_MAX: Duration = Duration::from_secs(60);
 /// How long a stopping broker tries to say the rest.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(1);
-
-/// One announcement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Word {
-    /// I have just started: answer by remembering me.
-    Hello,
-    /// I am here, and this is the number of my last word.
-    Beat,
-    /// Messages landed in these partitions of a queue.
-    Landed(i32, Vec<i64>),
-    /// Messages landed somewhere in a queue: too many partitions to name.
-    LandedWidely(i32),
-    /// The options of a queue changed.
-    Configured(String),
-    /// A queue was deleted.
-    Deleted(String, i32),
-    /// The cursors or the registration of these groups were moved or deleted.
-    GroupsChanged(Vec<i32>),
-    /// One cursor was moved: queue, group, partition.
-    CursorMoved(i32, i32, i64),
-    /// A switch was turned and is on record: read it, and say so with this number.
-    SwitchTurned(u64),
-    /// The switches were read after this broker's question of that number.
-    SwitchesRead(Uuid, u64),
-}
-
-#[derive(Serialize, Deserialize)]
-struct Envelope {
-    from: Uuid,
-    /// Its place among the words of its sender, from 1.
-    number: u64,
-    word: Word,
-}
 
 /// Why a listener listens no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,21 +56,9 @@ struct Inner {
     memory: GroupMemory,
     parking: Parking,
     walks: ReadyWalks,
-    pending: Mutex<Pending>,
-    something_pending: Notify,
+    outbox: Outbox,
     switch_rounds: SwitchRounds,
     hearing: Mutex<Hearing>,
-    /// Number of the last word.
-    said: AtomicU64,
-    /// Something landed while nobody else was known of: whoever comes later has missed it.
-    kept_to_itself: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct Pending {
-    landed: BTreeMap<QueueId, Option<BTreeSet<PartitionId>>>,
-    partitions: usize,
-    words: Vec<Word>,
 }
 
 impl Peers {
@@ -135,12 +80,9 @@ impl Peers {
             memory,
             parking,
             walks,
-            pending: Mutex::default(),
-            something_pending: Notify::new(),
+            outbox: Outbox::new(id),
             switch_rounds: SwitchRounds::default(),
             hearing: Mutex::new(Hearing::new(id)),
-            said: AtomicU64::new(0),
-            kept_to_itself: AtomicBool::new(false),
         };
         Peers { inner: Arc::new(inner) }
     }
@@ -154,21 +96,10 @@ impl Peers {
     pub fn landed(&self, appended: &[Appended]) {
         self.inner.memory.activity.appended(appended);
         if !self.inner.parking.has_peers() {
-            self.inner.kept_to_itself.store(true, Ordering::Release);
+            self.inner.outbox.keep_to_itself();
             return;
         }
-        let mut pending = self.pending();
-        for append in appended {
-            if pending.partitions >= PENDING_PARTITIONS_MAX {
-                pending.landed.insert(append.queue, None);
-            } else if let Some(set) = pending.landed.entry(append.queue).or_insert_with(|| Some(BTreeSet::new()))
-                && set.insert(append.partition)
-            {
-                pending.partitions += 1;
-            }
-        }
-        drop(pending);
-        self.inner.something_pending.notify_one();
+        self.inner.outbox.landed(appended);
     }
 
     /// Something may be in any partition of a queue.
@@ -227,18 +158,17 @@ impl Peers {
     }
 
     fn say(&self, word: Word) {
-        self.pending().words.push(word);
-        self.inner.something_pending.notify_one();
+        self.inner.outbox.say(word);
     }
 
     /// Sends what is pending, for ever: one statement at a time, whatever gathers meanwhile goes with the next. While other
     /// brokers are known of it says something every second.
     pub async fn run_sender(&self, stop: &CancellationToken) -> BrokerResult<()> {
         loop {
-            let pending = tokio::time::timeout(BEAT_EVERY, self.inner.something_pending.notified());
+            let pending = tokio::time::timeout(BEAT_EVERY, self.inner.outbox.filled());
             let pending = stop.run_until_cancelled(pending).await;
             if matches!(pending, Some(Err(_))) && self.inner.parking.has_peers() {
-                self.pending().words.push(Word::Beat);
+                self.say(Word::Beat);
             }
             if pending.is_none() {
                 let _ = tokio::time::timeout(LAST_WORDS_PATIENCE, self.send()).await;
@@ -249,7 +179,7 @@ impl Peers {
     }
 
     async fn send(&self) {
-        let payloads = self.take_payloads();
+        let payloads = self.inner.outbox.take();
         if payloads.is_empty() {
             return;
         }
@@ -428,65 +358,7 @@ impl Peers {
         }
     }
 
-    fn take_payloads(&self) -> Vec<String> {
-        let Pending { landed, words, .. } = std::mem::take(&mut *self.pending());
-        let mut all = words;
-        for (queue, partitions) in landed {
-            match partitions {
-                None => all.push(Word::LandedWidely(queue.0)),
-                Some(set) => {
-                    let ids: Vec<i64> = set.into_iter().map(|p| p.0).collect();
-                    all.extend(ids.chunks(PARTITIONS_PER_MESSAGE).map(|chunk| Word::Landed(queue.0, chunk.to_vec())));
-                }
-            }
-        }
-        if all.is_empty() {
-            return Vec::new();
-        }
-        if self.inner.kept_to_itself.swap(false, Ordering::AcqRel) {
-            // A number that nobody hears.
-            self.inner.said.fetch_add(1, Ordering::AcqRel);
-        }
-        let from = self.inner.id;
-        let payloads = all.into_iter().filter_map(|word| {
-            let number = self.inner.said.fetch_add(1, Ordering::AcqRel) + 1;
-            serde_json::to_string(&Envelope { from, number, word }).ok()
-        });
-        payloads.filter(|payload| payload.len() <= PAYLOAD_BYTES_MAX).collect()
-    }
-
     fn hearing(&self) -> std::sync::MutexGuard<'_, Hearing> {
         self.inner.hearing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
-        self.inner.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn every_word_survives_the_wire_and_fits_the_payload() {
-        for word in [
-            Word::Hello,
-            Word::Beat,
-            Word::Landed(i32::MAX, vec![i64::MAX; PARTITIONS_PER_MESSAGE]),
-            Word::LandedWidely(1),
-            Word::Configured("q".repeat(1024)),
-            Word::Deleted("\"".repeat(1024), 2),
-            Word::GroupsChanged(vec![i32::MAX; GROUPS_PER_MESSAGE]),
-            Word::CursorMoved(i32::MAX, i32::MAX, i64::MAX),
-            Word::SwitchTurned(u64::MAX),
-            Word::SwitchesRead(Uuid::max(), u64::MAX),
-        ] {
-            let envelope = Envelope { from: Uuid::nil(), number: u64::MAX, word: word.clone() };
-            let text = serde_json::to_string(&envelope).unwrap();
-            assert!(text.len() <= PAYLOAD_BYTES_MAX, "{}", text.len());
-            assert_eq!(serde_json::from_str::<Envelope>(&text).unwrap().word, word);
-        }
     }
 }
