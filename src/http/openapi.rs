@@ -5,13 +5,16 @@ use std::sync::LazyLock;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
+use utoipa::openapi::content::ContentBuilder;
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, ParameterBuilder, ParameterIn};
+use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::response::ResponseBuilder;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Info, OpenApi, OpenApiBuilder, PathItem, PathsBuilder, Required};
 
 use super::routes::{Access, Method, ROUTES, Route};
+use super::{parameters, shapes};
 
 static DOCUMENT: LazyLock<OpenApi> = LazyLock::new(describe);
 
@@ -31,6 +34,11 @@ pub fn describe() -> OpenApi {
     OpenApiBuilder::new().info(info).paths(paths).build()
 }
 
+const DONE: (&str, &str) = ("2XX", "Done");
+const REFUSED: (&str, &str) = ("4XX", "Refused: `error` says why, and nothing changed");
+/// No database.
+pub const AWAY: (&str, &str) = ("503", "No database connection; try again after `Retry-After` seconds");
+
 fn operation(route: &Route) -> Operation {
     let extensions = ExtensionsBuilder::new()
         .add("x-access", json!(route.access.name()))
@@ -46,14 +54,38 @@ fn operation(route: &Route) -> Operation {
         let parameter = ParameterBuilder::new().name(name).parameter_in(ParameterIn::Path).required(Required::True);
         operation = operation.parameter(parameter.schema(Some(text)));
     }
-    let mut answers = vec![("2XX", "Done"), ("4XX", "Refused: `error` says why, and nothing changed")];
-    if route.access != Access::Public {
-        answers.push(("503", "No database connection; try again after `Retry-After` seconds"));
+    for parameter in parameters::of(route).iter().copied().flatten() {
+        let described = ParameterBuilder::new()
+            .name(parameter.name)
+            .parameter_in(ParameterIn::Query)
+            .required(Required::False)
+            .description(Some(parameter.about))
+            .schema(Some(parameter.kind.schema()));
+        operation = operation.parameter(described);
     }
-    for (status, description) in answers {
-        operation = operation.response(status, ResponseBuilder::new().description(description));
+    if let Some((required, schema)) = shapes::body_of(route) {
+        let content = ContentBuilder::new().schema(schema).build();
+        let required = if required { Required::True } else { Required::False };
+        let body = RequestBodyBuilder::new().content("application/json", content).required(Some(required));
+        operation = operation.request_body(Some(body.build()));
+    }
+    for (status, description) in answers_of(route) {
+        let mut answer = ResponseBuilder::new().description(*description);
+        if let Some(schema) = shapes::answer_of(route, status) {
+            answer = answer.content("application/json", ContentBuilder::new().schema(Some(schema)).build());
+        }
+        operation = operation.response(*status, answer);
     }
     operation.build()
+}
+
+/// Status and meaning of each answer.
+fn answers_of(route: &Route) -> &'static [(&'static str, &'static str)] {
+    match (shapes::statuses_of(route), route.access) {
+        ([], Access::Public) => &[DONE, REFUSED],
+        ([], _) => &[DONE, REFUSED, AWAY],
+        (stated, _) => stated,
+    }
 }
 
 /// The method and the literal segments: unique, because no two routes differ by a parameter alone.

@@ -60,6 +60,8 @@ pub struct Route {
     pub scope: Scope,
     /// One line for readers.
     pub summary: &'static str,
+    /// The handler's path within this module, for the test that compares what it reads with what is documented.
+    pub handled_by: Option<&'static str>,
     /// `None`: of a later stage; answers 404 like a route that does not exist.
     pub handler: Option<fn() -> MethodRouter<AppState>>,
 }
@@ -108,6 +110,15 @@ macro_rules! handler {
     };
 }
 
+macro_rules! name {
+    () => {
+        None
+    };
+    ($handler:expr) => {
+        Some(stringify!($handler))
+    };
+}
+
 macro_rules! method {
     (get) => {
         Method::Get
@@ -132,6 +143,7 @@ macro_rules! routes {
             access: Access::$access,
             scope: Scope::$scope,
             summary: $summary,
+            handled_by: name!($($handler)?),
             handler: handler!($verb $($handler)?),
         }),*];
     };

@@ -4,6 +4,7 @@ mod analytics;
 mod changed;
 mod internal;
 mod messages;
+mod query_parameters;
 mod resources;
 mod routes;
 mod status;
