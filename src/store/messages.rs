@@ -9,7 +9,7 @@ use sqlx::{Postgres, Row, Transaction};
 
 use super::Store;
 use super::error::{During, StoreResult, Timed};
-use super::partitions::{self, LockedPartition, NewPartition, PartitionKey};
+use super::partitions::{self, LockedPartition, LockedRow, NewPartition, PartitionKey};
 use super::queues::corrupt;
 use crate::ids::{Offset, PartitionId, TransactionHash};
 
@@ -75,6 +75,8 @@ pub struct AppendTx {
     opening: Opening,
     /// Locked partitions that retention does not know of: they hold no segment, or no hashes.
     unlisted: Vec<i64>,
+    /// The rows of the locked partitions.
+    rows: HashMap<PartitionId, LockedRow>,
     /// Partitions that are made when messages are stored in them.
     new: BTreeMap<PartitionKey, PartitionId>,
 }
@@ -115,7 +117,7 @@ impl Store {
                 .timed(opening.begin)
                 .await?;
         }
-        Ok(AppendTx { tx, xid: None, opening, unlisted: Vec::new(), new: BTreeMap::new() })
+        Ok(AppendTx { tx, xid: None, opening, unlisted: Vec::new(), rows: HashMap::new(), new: BTreeMap::new() })
     }
 
     /// The segments that cover each span, by offset. Stops once `bytes_max` payload bytes of a span are covered, but
@@ -134,8 +136,12 @@ impl AppendTx {
     /// Locks the partitions of these keys that exist, in id order.
     pub async fn lock_partitions(&mut self, keys: &[PartitionKey]) -> StoreResult<Vec<LockedPartition>> {
         let locked = partitions::lock(&mut self.tx, keys).await?;
-        self.unlisted.extend(locked.iter().filter(|p| !p.is_listed).map(|p| p.id.0));
-        Ok(locked)
+        let keep = |(partition, row): (LockedPartition, LockedRow)| {
+            self.unlisted.extend((!partition.is_listed).then_some(partition.id.0));
+            self.rows.insert(partition.id, row);
+            partition
+        };
+        Ok(locked.into_iter().map(keep).collect())
     }
 
     /// Allots keys to partitions that do not exist: the first messages stored in one make it. `None`: a queue is gone, or
@@ -151,11 +157,7 @@ impl AppendTx {
         if self.new.is_empty() {
             return Ok(HashMap::new());
         }
-        let mut ends: HashMap<PartitionId, i64> = HashMap::new();
-        for segment in segments {
-            let end = ends.entry(segment.partition).or_default();
-            *end = (*end).max(segment.base_offset.0 + segment.hashes.len() as i64 - 1);
-        }
+        let ends = last_offsets(segments.iter());
         let rows: Vec<NewPartition> = std::mem::take(&mut self.new)
             .into_iter()
             .filter_map(|(key, id)| Some(NewPartition { id: id.0, key, last_offset: *ends.get(&id)? }))
@@ -237,29 +239,36 @@ impl AppendTx {
         let bytes: Vec<i32> = segments.iter().map(|s| i32::try_from(s.payload_bytes).unwrap_or(i32::MAX)).collect();
         let hashes: Vec<Vec<u8>> = segments.iter().map(|s| pack_hashes(&s.hashes)).collect();
         let frames: Vec<&[u8]> = segments.iter().map(|s| s.frames.as_slice()).collect();
+        // Of a new partition its one commit time, of another the time that this one must not precede.
+        let made: Vec<bool> = segments.iter().map(|s| stamps.contains_key(&s.partition)).collect();
+        let floors: Vec<Option<DateTime<Utc>>> = segments
+            .iter()
+            .map(|s| stamps.get(&s.partition).copied().or(self.rows.get(&s.partition).map(|row| row.last_write_at)))
+            .collect();
+        let ends = last_offsets(segments.iter().filter(|s| !stamps.contains_key(&s.partition)));
+        let place = |id: &PartitionId| self.rows.get(id).map(|row| row.place.as_str());
+        // Whole rows are found by their place: the lock statement has read them, and nobody can have moved them since.
         let moved: Vec<(i64, DateTime<Utc>, String)> = sqlx::query_as(
             "WITH segments AS ( \
                INSERT INTO queen.log_segments (partition_id, base_offset, created_at, message_count, payload_bytes, \
                  frames) \
-               SELECT n.partition_id, n.base_offset, CASE WHEN p.last_offset >= n.base_offset THEN p.last_write_at \
-                   ELSE greatest(statement_timestamp(), p.last_write_at) END, \
+               SELECT n.partition_id, n.base_offset, \
+                 CASE WHEN n.made THEN n.floor ELSE greatest(statement_timestamp(), n.floor) END, \
                  n.message_count, n.payload_bytes, n.frames \
-               FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $6::bytea[]) \
-                 AS n (partition_id, base_offset, message_count, payload_bytes, frames) \
-               JOIN queen.log_partitions p ON p.id = ANY (ARRAY[n.partition_id])), \
+               FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $6::bytea[], $7::boolean[], $8::timestamptz[]) \
+                 AS n (partition_id, base_offset, message_count, payload_bytes, frames, made, floor)), \
              txns AS ( \
                INSERT INTO queen.log_txns (partition_id, base_offset, created_at, hashes) \
-               SELECT n.partition_id, n.base_offset, CASE WHEN p.last_offset >= n.base_offset THEN p.last_write_at \
-                 ELSE greatest(statement_timestamp(), p.last_write_at) END, n.hashes \
-               FROM unnest($1::bigint[], $2::bigint[], $5::bytea[]) AS n (partition_id, base_offset, hashes) \
-               JOIN queen.log_partitions p ON p.id = ANY (ARRAY[n.partition_id])), \
+               SELECT n.partition_id, n.base_offset, \
+                 CASE WHEN n.made THEN n.floor ELSE greatest(statement_timestamp(), n.floor) END, n.hashes \
+               FROM unnest($1::bigint[], $2::bigint[], $5::bytea[], $7::boolean[], $8::timestamptz[]) \
+                 AS n (partition_id, base_offset, hashes, made, floor)), \
              moved AS ( \
                UPDATE queen.log_partitions p SET last_offset = n.last_offset, \
                  last_write_at = greatest(statement_timestamp(), p.last_write_at) \
-               FROM (SELECT partition_id, max(base_offset + message_count - 1) AS last_offset \
-                     FROM unnest($1::bigint[], $2::bigint[], $3::int[]) AS u (partition_id, base_offset, message_count) \
-                     GROUP BY partition_id) n \
-               WHERE p.id = ANY (ARRAY[n.partition_id]) AND p.last_offset < n.last_offset RETURNING p.id, p.last_write_at) \
+               FROM unnest($9::text[], $10::bigint[], $11::bigint[]) AS n (place, id, last_offset) \
+               WHERE p.ctid = n.place::tid AND p.id = n.id AND p.last_offset < n.last_offset \
+               RETURNING p.id, p.last_write_at) \
              SELECT id, last_write_at, pg_current_xact_id()::text FROM moved",
         )
         .bind(&ids)
@@ -268,6 +277,11 @@ impl AppendTx {
         .bind(bytes)
         .bind(hashes)
         .bind(frames)
+        .bind(made)
+        .bind(floors)
+        .bind(ends.keys().map(place).collect::<Vec<_>>())
+        .bind(ends.keys().map(|id| id.0).collect::<Vec<_>>())
+        .bind(ends.values().copied().collect::<Vec<_>>())
         .fetch_all(&mut *self.tx)
         .timed("storing segments")
         .await?;
@@ -313,6 +327,16 @@ impl AppendTx {
     pub async fn rollback(self) -> StoreResult<()> {
         self.tx.rollback().timed(self.opening.rollback).await
     }
+}
+
+/// The last offset that segments take, by partition.
+fn last_offsets<'a>(segments: impl Iterator<Item = &'a NewSegment>) -> BTreeMap<PartitionId, i64> {
+    let mut ends: BTreeMap<PartitionId, i64> = BTreeMap::new();
+    for segment in segments {
+        let end = ends.entry(segment.partition).or_default();
+        *end = (*end).max(segment.base_offset.0 + segment.hashes.len() as i64 - 1);
+    }
+    ends
 }
 
 fn stored_hashes_of(row: &PgRow) -> StoreResult<StoredHashes> {

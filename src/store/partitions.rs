@@ -31,6 +31,14 @@ pub struct LockedPartition {
     pub is_new: bool,
 }
 
+/// Where the locked row of a partition is, and when it was last written. While its lock is held, nobody moves it.
+#[derive(Clone, Debug)]
+pub(super) struct LockedRow {
+    /// `ctid`, as text.
+    pub place: String,
+    pub last_write_at: DateTime<Utc>,
+}
+
 /// One partition as the ready index sees it.
 #[derive(Clone, Debug)]
 pub struct PartitionCandidate {
@@ -123,10 +131,14 @@ impl Store {
 }
 
 /// Locks the partitions that exist, in id order (the global lock order), until the transaction ends.
-pub(super) async fn lock(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreResult<Vec<LockedPartition>> {
+pub(super) async fn lock(
+    tx: &mut PgConnection,
+    keys: &[PartitionKey],
+) -> StoreResult<Vec<(LockedPartition, LockedRow)>> {
     let (queues, names): (Vec<i32>, Vec<&str>) = keys.iter().map(|k| (k.queue.0, k.name.as_str())).unzip();
     let rows = sqlx::query(
-        "SELECT p.id, p.queue_id, p.name, p.last_offset, p.last_offset >= greatest(p.log_start, p.txns_start) AS is_listed \
+        "SELECT p.id, p.queue_id, p.name, p.last_offset, p.last_offset >= greatest(p.log_start, p.txns_start) AS is_listed, \
+           p.ctid::text AS place, p.last_write_at \
          FROM unnest($1::int[], $2::text[]) AS u (queue_id, name) \
          JOIN queen.log_partitions p ON p.queue_id = ANY (ARRAY[u.queue_id]) AND p.name = u.name \
          ORDER BY p.id + 0 FOR NO KEY UPDATE OF p",
@@ -138,13 +150,14 @@ pub(super) async fn lock(tx: &mut PgConnection, keys: &[PartitionKey]) -> StoreR
     .await?;
     rows.iter()
         .map(|row| {
-            Ok(LockedPartition {
+            let partition = LockedPartition {
                 id: PartitionId(row.try_get("id")?),
                 key: PartitionKey { queue: QueueId(row.try_get("queue_id")?), name: row.try_get("name")? },
                 last_offset: Offset(row.try_get("last_offset")?),
                 is_listed: row.try_get("is_listed")?,
                 is_new: false,
-            })
+            };
+            Ok((partition, LockedRow { place: row.try_get("place")?, last_write_at: row.try_get("last_write_at")? }))
         })
         .collect::<Result<_, _>>()
         .during("locking partitions")
