@@ -47,7 +47,7 @@ effective_io_concurrency = 64
 # Tables with hot rows are vacuumed by threshold (set per table); the launcher must look often enough.
 # What a million first claims leave behind is room for the next thousand only once a vacuum has said so.
 autovacuum = on
-autovacuum_naptime = 2s
+autovacuum_naptime = 4s
 autovacuum_vacuum_cost_limit = 2000
 track_io_timing = on
 
