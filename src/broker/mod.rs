@@ -3,6 +3,7 @@
 pub mod ack;
 pub mod ack_decision;
 pub mod activity;
+mod age_walk;
 pub mod analytics;
 pub mod append;
 pub mod arbiters;
@@ -65,6 +66,7 @@ pub mod segment_cache;
 pub mod settings;
 pub mod spool;
 pub mod statistics;
+mod step_size;
 pub mod sweep_width;
 mod switch_rounds;
 pub mod traces;

@@ -3,6 +3,7 @@
 //! Every cycle asks two indexes: which queues can hold something due, and which of their partitions do. What is due goes in
 //! bounded steps; a backlog takes many cycles and shows as lag. A crash in the middle loses nothing but the step under way.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,14 +14,19 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::activity::Activity;
-use super::error::{BrokerError, BrokerResult};
+use super::age_walk::AgeWalk;
+use super::error::BrokerResult;
+use super::step_size::StepSize;
 use crate::ids::PartitionId;
 use crate::metrics as names;
 use crate::shutdown::count_pass;
 use crate::store::Store;
-use crate::store::retention::{Aged, Deleted, RULES, StepBounds};
+use crate::store::age_lists::AgeList;
+use crate::store::retention::{Aged, Deleted, RULES};
 
-/// The work's name among brokers.
+/// The work's name among brokers. Those of before the lists know it as `retention`, and are kept from it.
+const LEASE: &str = "age_lists";
+/// Its name in metrics.
 const LOOP: &str = "retention";
 /// How long the work stays with a broker that falls silent.
 const HELD_FOR: Duration = Duration::from_secs(15);
@@ -32,12 +38,6 @@ const STANDBY: Duration = Duration::from_secs(3);
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Queues that one cycle looks at.
 const QUEUES_MAX: i64 = 256;
-/// Partitions that share one step: their locks are held together, for some milliseconds.
-const PARTITIONS_PER_STEP: usize = 16;
-/// Payload bytes of one partition in one step.
-const STEP_BYTES_MAX: i64 = 4 << 20;
-/// Partitions of one page of the safety walk.
-const WALK_PAGE: i64 = 1000;
 /// Pause between two looks at empty partitions and old history.
 const CLEANUP_EVERY: Duration = Duration::from_secs(60);
 /// Empty partitions of one transaction.
@@ -84,33 +84,47 @@ pub struct Retention {
     store: Store,
     activity: Arc<Activity>,
     settings: Arc<RetentionSettings>,
+    size: Arc<StepSize>,
     id: Uuid,
+}
+
+/// What the broker that does the work knows between two cycles.
+#[derive(Default)]
+struct Progress {
+    /// The work is ours until then.
+    held_until: Option<Instant>,
+    /// When empty partitions and old history are looked at next.
+    cleanup_at: Option<Instant>,
+    walk: AgeWalk,
 }
 
 impl Retention {
     /// Over an open store; `activity` hears of queues that lost messages.
     pub fn new(store: Store, activity: Arc<Activity>, settings: RetentionSettings) -> Retention {
-        Retention { store, activity, settings: Arc::new(settings), id: Uuid::new_v4() }
+        let size = Arc::new(StepSize::new(settings.batch_size));
+        Retention { store, activity, settings: Arc::new(settings), size, id: Uuid::new_v4() }
     }
 
     /// Runs until `stop`. Errors are logged and the next cycle comes as planned.
     pub async fn run(&self, stop: &CancellationToken) -> BrokerResult<()> {
-        let mut held_until: Option<Instant> = None;
-        let mut cleanup_at = Instant::now();
+        let mut progress = Progress::default();
         loop {
-            let pause = match self.cycle(&mut held_until, &mut cleanup_at, stop).await {
+            let pause = match self.cycle(&mut progress, stop).await {
                 Ok(true) => self.settings.interval.min(CYCLE_MAX),
-                Ok(false) => STANDBY,
+                Ok(false) => {
+                    progress = Progress::default();
+                    STANDBY
+                }
                 Err(error) => {
                     tracing::warn!(%error, "retention cycle failed; next one as planned");
                     count_pass(LOOP, false);
-                    held_until = None;
+                    progress = Progress::default();
                     AFTER_FAILURE
                 }
             };
             if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
-                if held_until.is_some() {
-                    self.store.release_loop(LOOP, self.id).await?;
+                if progress.held_until.is_some() {
+                    self.store.release_loop(LEASE, self.id).await?;
                 }
                 return Ok(());
             }
@@ -118,24 +132,19 @@ impl Retention {
     }
 
     /// One cycle; `false`: the work is another broker's.
-    async fn cycle(
-        &self,
-        held_until: &mut Option<Instant>,
-        cleanup_at: &mut Instant,
-        stop: &CancellationToken,
-    ) -> BrokerResult<bool> {
-        if !self.hold(held_until).await? {
+    async fn cycle(&self, progress: &mut Progress, stop: &CancellationToken) -> BrokerResult<bool> {
+        if !self.hold(&mut progress.held_until).await? {
             gauge!(names::RETENTION_LAG).set(0.0);
             return Ok(false);
         }
         for what in [Aged::Segments, Aged::Hashes] {
-            self.sweep(what, held_until, stop).await?;
+            self.sweep(what, &mut progress.held_until, stop).await?;
         }
-        let walked = self.store.walk_ages(LOOP, self.settings.safety_walk, WALK_PAGE).await?;
+        let walked = progress.walk.page(&self.store, LEASE, self.settings.safety_walk).await?;
         counter!(names::RETENTION_WALKED).increment(walked);
-        if *cleanup_at <= Instant::now() {
-            *cleanup_at = Instant::now() + CLEANUP_EVERY.min(self.settings.interval * 12);
-            self.clean_up(held_until, stop).await?;
+        if progress.cleanup_at.is_none_or(|at| at <= Instant::now()) {
+            progress.cleanup_at = Some(Instant::now() + CLEANUP_EVERY.min(self.settings.interval * 12));
+            self.clean_up(&mut progress.held_until, stop).await?;
         }
         count_pass(LOOP, true);
         Ok(true)
@@ -147,7 +156,7 @@ impl Retention {
         if held_until.is_some_and(|until| until > now + HELD_FOR / 2) {
             return Ok(true);
         }
-        let held = self.store.hold_loop(LOOP, self.id, HELD_FOR).await?;
+        let held = self.store.hold_loop(LEASE, self.id, HELD_FOR).await?;
         *held_until = held.then_some(now + HELD_FOR);
         Ok(held)
     }
@@ -162,11 +171,9 @@ impl Retention {
         if queues.is_empty() {
             return Ok(());
         }
-        let mut due = self.store.due_partitions(what, &queues, i64::from(self.settings.due_max)).await?;
-        // In lock order: steps that run at the same time meet no lock twice, and pages are read once.
-        due.sort_unstable();
-        let steps: Vec<Vec<PartitionId>> = due.chunks(PARTITIONS_PER_STEP).map(<[_]>::to_vec).collect();
-        let mut steps = stream::iter(steps.into_iter().map(|step| self.step(what, step)))
+        let due = self.store.due_lists(what, &queues, self.settings.due_max as usize).await?;
+        let steps = in_steps(due, self.size.partitions());
+        let mut steps = stream::iter(steps.into_iter().map(|lists| self.step(what, lists)))
             .buffer_unordered(self.settings.parallelism.max(1));
         let (mut has_deleted, mut interrupted) = (false, false);
         while let Some(deleted) = steps.next().await {
@@ -188,29 +195,27 @@ impl Retention {
         Ok(())
     }
 
-    /// One step over a few partitions, and one each over those that were locked.
-    async fn step(&self, what: Aged, partitions: Vec<PartitionId>) -> BrokerResult<Deleted> {
+    /// Steps over a few lists until they are done, and one step for each partition that was locked.
+    async fn step(&self, what: Aged, mut lists: Vec<AgeList>) -> BrokerResult<Deleted> {
         let mut deleted = Deleted::default();
-        let busy = self.one_transaction(what, &partitions, &mut deleted).await?;
-        for partition in busy {
-            self.one_transaction(what, &[partition], &mut deleted).await?;
+        let mut busy: Vec<(AgeList, PartitionId)> = Vec::new();
+        let mut skipped: HashSet<PartitionId> = HashSet::new();
+        while !lists.is_empty() {
+            let started = Instant::now();
+            let step = self.store.delete_aged(what, &lists, &skipped, self.size.bounds()).await?;
+            histogram!(names::RETENTION_STEP_SECONDS).record(started.elapsed().as_secs_f64());
+            self.size.took(step.held);
+            deleted.add(step.deleted);
+            skipped.extend(step.busy.iter().map(|(_, partition)| *partition));
+            busy.extend(step.busy);
+            lists = step.unfinished;
+        }
+        for (list, partition) in busy {
+            let started = Instant::now();
+            deleted.add(self.store.delete_aged_alone(what, list, partition, self.size.bounds()).await?);
+            histogram!(names::RETENTION_STEP_SECONDS).record(started.elapsed().as_secs_f64());
         }
         Ok(deleted)
-    }
-
-    async fn one_transaction(
-        &self,
-        what: Aged,
-        partitions: &[PartitionId],
-        deleted: &mut Deleted,
-    ) -> BrokerResult<Vec<PartitionId>> {
-        let started = Instant::now();
-        let rows_max = (i64::from(self.settings.batch_size) / partitions.len().max(1) as i64).max(1);
-        let bounds = StepBounds { rows_max, bytes_max: STEP_BYTES_MAX / partitions.len().max(1) as i64 };
-        let (gone, busy) = self.store.delete_aged(what, partitions, bounds).await.map_err(BrokerError::from)?;
-        histogram!(names::RETENTION_STEP_SECONDS).record(started.elapsed().as_secs_f64());
-        deleted.add(gone);
-        Ok(busy)
     }
 
     /// Partitions that nobody uses, and history that nobody asks for any more.
@@ -234,6 +239,25 @@ impl Retention {
         }
         Ok(())
     }
+}
+
+/// Lists in the order given, together as many partitions as one step takes; a longer list is a step of its own.
+fn in_steps(lists: Vec<AgeList>, partitions_max: usize) -> Vec<Vec<AgeList>> {
+    let mut steps: Vec<Vec<AgeList>> = Vec::new();
+    let mut room = 0;
+    for list in lists {
+        match steps.last_mut() {
+            Some(step) if list.partitions <= room => {
+                room -= list.partitions;
+                step.push(list);
+            }
+            _ => {
+                room = partitions_max.saturating_sub(list.partitions);
+                steps.push(vec![list]);
+            }
+        }
+    }
+    steps
 }
 
 fn count(deleted: Deleted) {

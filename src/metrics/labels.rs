@@ -302,6 +302,7 @@ pub const STATEMENTS: &[&str] = &[
     "summing queues",
     "summing sizes",
     "taking a turn",
+    "taking lists",
     "walking partitions",
     "watched queues",
     OTHER,

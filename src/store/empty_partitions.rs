@@ -82,7 +82,6 @@ impl Store {
         for statement in [
             "DELETE FROM queen.log_consumers WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_txns WHERE partition_id = ANY($1)",
-            "DELETE FROM queen.log_ages WHERE partition_id = ANY($1)",
             "DELETE FROM queen.empty_partitions WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_partitions WHERE id = ANY($1)",
         ] {

@@ -8,6 +8,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{Postgres, Row, Transaction};
 
 use super::Store;
+use super::age_lists;
 use super::error::{During, StoreResult, Timed};
 use super::partitions::{self, LockedPartition, LockedRow, NewPartition, PartitionKey};
 use super::queues::corrupt;
@@ -304,18 +305,7 @@ impl AppendTx {
         if self.unlisted.is_empty() {
             return Ok(());
         }
-        sqlx::query(
-            "INSERT INTO queen.log_ages (partition_id, kind, queue_id, oldest_at) \
-             SELECT p.id, k.kind, p.queue_id, greatest(statement_timestamp(), p.last_write_at) \
-             FROM queen.log_partitions p JOIN (VALUES (0), (1)) AS k (kind) \
-               ON p.last_offset < CASE k.kind WHEN 0 THEN p.log_start ELSE p.txns_start END \
-             WHERE p.id = ANY($1) ORDER BY p.id, k.kind ON CONFLICT DO NOTHING",
-        )
-        .bind(std::mem::take(&mut self.unlisted))
-        .execute(&mut *self.tx)
-        .timed("listing for retention")
-        .await?;
-        Ok(())
+        age_lists::list_empty(&mut self.tx, &std::mem::take(&mut self.unlisted)).await
     }
 
     /// Makes the flush durable.

@@ -9,6 +9,8 @@
 
 pub mod acks;
 pub mod advances;
+pub mod age_lists;
+pub mod age_walk;
 mod backlog;
 pub mod brokers;
 pub mod changed_partitions;
@@ -41,6 +43,7 @@ pub mod tls;
 pub mod traces;
 pub mod transactions;
 pub mod watched_queues;
+mod windows;
 
 pub use error::{StoreError, StoreResult};
 

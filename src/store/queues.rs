@@ -277,7 +277,6 @@ impl Store {
             "DELETE FROM queen.log_consumers WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_segments WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_txns WHERE partition_id = ANY($1)",
-            "DELETE FROM queen.log_ages WHERE partition_id = ANY($1)",
             "DELETE FROM queen.empty_partitions WHERE partition_id = ANY($1)",
             "DELETE FROM queen.log_partitions WHERE id = ANY($1)",
         ] {
@@ -288,6 +287,7 @@ impl Store {
             "DELETE FROM queen.dead_letters WHERE queue_id = $1",
             "DELETE FROM queen.stats WHERE queue_id = $1",
             "DELETE FROM queen.retention_queues WHERE queue_id = $1",
+            "DELETE FROM queen.log_age_lists WHERE kind IN (0, 1) AND queue_id = $1",
             "DELETE FROM queen.queues WHERE id = $1",
         ] {
             sqlx::query(statement).bind(id).execute(&mut *tx).timed("queue delete").await?;

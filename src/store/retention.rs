@@ -1,15 +1,18 @@
 //! Retention: which partitions are due, and the bounded steps that delete from them (`spec/admin.md` §8).
 //!
-//! Work is found by index on the age of the oldest segment (or hashes) of a partition, per queue, and queues are looked at
+//! Work is found in lists of partitions by the age of their oldest segments (or hashes), per queue, and queues are looked at
 //! only when something in them can have become due (`docs/adr/2026-11-30-retention.md`). A step holds the locks of its
 //! partitions for one statement and an asynchronous commit: a deletion lost in a crash of the database is done again.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use sqlx::{PgConnection, Row};
 
 use super::Store;
+use super::age_lists::{self, AgeList, Keys, TakenList, share_of};
 use super::error::{During, StoreResult, Timed};
+use super::windows::{completed_seconds, max_wait_seconds, retention_seconds, window_seconds};
 use crate::ids::{PartitionId, QueueId};
 
 /// What is deleted.
@@ -22,7 +25,7 @@ pub enum Aged {
 }
 
 impl Aged {
-    fn kind(self) -> i16 {
+    pub(super) fn kind(self) -> i16 {
         match self {
             Aged::Segments => 0,
             Aged::Hashes => 1,
@@ -66,73 +69,34 @@ impl Deleted {
 /// Bounds of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepBounds {
-    /// Rows that are deleted at most per partition.
+    /// Partitions whose locks are held together.
+    pub partitions_max: usize,
+    /// Rows that are deleted at most; every partition has its share, and one row at least.
     pub rows_max: i64,
-    /// Bytes past which no further row of a partition goes: big values live in many pieces.
+    /// Bytes past which no further row goes, shared likewise: big values live in many pieces.
     pub bytes_max: i64,
+}
+
+/// What one step did and left.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// What it deleted.
+    pub deleted: Deleted,
+    /// How long it held the locks of its partitions.
+    pub held: Duration,
+    /// Partitions that somebody else held locked, and the lists that they are in still.
+    pub busy: Vec<(AgeList, PartitionId)>,
+    /// Lists with partitions beyond the bound.
+    pub unfinished: Vec<AgeList>,
 }
 
 /// The history types of §8.2, in the order of [`Deleted`].
 pub const RULES: [&str; 3] = ["completed_retention", "retention", "max_wait_time_eviction"];
 
-/// Seconds of each rule's window for a queue row `q`, NULL when the rule is off. A sink hold without a readable pointer is
-/// its cap alone, and widens rules 1 and 2.
-macro_rules! held {
-    ($window:literal) => {
-        concat!(
-            "CASE WHEN q.retention_enabled AND q.",
-            $window,
-            " > 0 THEN greatest(q.",
-            $window,
-            ", CASE WHEN q.retention_sink_hold <> '' THEN q.retention_sink_hold_max_seconds END)::float8 END"
-        )
-    };
-}
-macro_rules! retention_seconds {
-    () => {
-        held!("retention_seconds")
-    };
-}
-macro_rules! completed_seconds {
-    () => {
-        held!("completed_retention_seconds")
-    };
-}
-macro_rules! max_wait_seconds {
-    () => {
-        "CASE WHEN q.max_wait_time_seconds > 0 THEN q.max_wait_time_seconds::float8 END"
-    };
-}
-/// When the oldest thing of a kind can become due at the earliest: seconds after it was committed.
-macro_rules! window_seconds {
-    ($kind:literal) => {
-        concat!(
-            "CASE ",
-            $kind,
-            " WHEN 0 THEN least(",
-            retention_seconds!(),
-            ", ",
-            completed_seconds!(),
-            ", ",
-            max_wait_seconds!(),
-            ") ELSE greatest(q.dedup_window_seconds, q.completed_retention_seconds, 900)::float8 END"
-        )
-    };
-}
-
 /// The token is `check_at` in microseconds: a time stamp must come back exactly as it was read.
 const DUE_QUEUES: &str = "SELECT queue_id, (extract(epoch FROM check_at) * 1000000)::bigint AS token, \
       extract(epoch FROM statement_timestamp() - check_at)::float8 AS overdue \
     FROM queen.retention_queues WHERE kind = $1 AND check_at <= statement_timestamp() ORDER BY check_at LIMIT $2";
-
-const DUE_PARTITIONS: &str = concat!(
-    "SELECT a.partition_id FROM unnest($2::int[]) AS u (queue_id) JOIN queen.queues q ON q.id = u.queue_id \
-     CROSS JOIN LATERAL (SELECT a.partition_id, a.oldest_at FROM queen.log_ages a \
-       WHERE a.kind = $1 AND a.queue_id = q.id \
-         AND a.oldest_at < statement_timestamp() - make_interval(secs => ",
-    window_seconds!("$1"),
-    ") ORDER BY a.oldest_at LIMIT $3) a ORDER BY a.oldest_at LIMIT $4"
-);
 
 /// A queue is looked at again when its oldest entry can be due; one whose entries are due still is left as it is, one
 /// without a window or a queue row not before its options change.
@@ -150,7 +114,7 @@ const RESCHEDULE: &str = concat!(
        CROSS JOIN LATERAL (SELECT ",
     window_seconds!("$1"),
     " AS seconds) w \
-       LEFT JOIN LATERAL (SELECT a.oldest_at FROM queen.log_ages a WHERE a.kind = $1 AND a.queue_id = q.id \
+       LEFT JOIN LATERAL (SELECT a.oldest_at FROM queen.log_age_lists a WHERE a.kind = $1 AND a.queue_id = q.id \
          ORDER BY a.oldest_at LIMIT 1) f ON true) n \
      WHERE r.queue_id = n.queue_id AND r.kind = $1 \
        AND n.token = CASE WHEN isfinite(r.check_at) THEN (extract(epoch FROM r.check_at) * 1000000)::bigint END"
@@ -197,7 +161,8 @@ const DELETE_SEGMENTS: &str = concat!(
          ($4::text[])[d.rule], sum(d.message_count) \
        FROM doomed d JOIN p USING (id) GROUP BY p.tenant, p.queue_id, d.rule), \
      next AS MATERIALIZED ( \
-       SELECT s.id, f.created_at, CASE WHEN w.id IS NOT NULL AND w.rule IS NULL AND f.created_at < p.completed_before \
+       SELECT s.id, p.queue_id, p.at, least(p.completed, p.aged, p.waited) AS least_window, f.created_at, \
+         CASE WHEN w.id IS NOT NULL AND w.rule IS NULL AND f.created_at < p.completed_before \
          THEN least(p.at + least(greatest((p.at - f.created_at - make_interval(secs => p.completed)) / 2, \
                interval '10 seconds'), interval '1 hour'), \
              f.created_at + make_interval(secs => p.aged), f.created_at + make_interval(secs => p.waited)) \
@@ -207,10 +172,14 @@ const DELETE_SEGMENTS: &str = concat!(
          SELECT f.base_offset, f.created_at FROM queen.log_segments f \
          WHERE f.partition_id = s.id AND f.base_offset >= s.log_start ORDER BY f.base_offset LIMIT 1) f ON true \
        LEFT JOIN walked w ON w.id = s.id AND w.base_offset = f.base_offset), \
-     aged AS (UPDATE queen.log_ages a SET oldest_at = n.oldest_at FROM next n \
-       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 0 AND n.created_at IS NOT NULL), \
-     emptied AS (DELETE FROM queen.log_ages a USING next n \
-       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 0 AND n.created_at IS NULL), \
+     finished AS (DELETE FROM queen.log_age_lists l \
+       USING unnest($5::int[], $6::timestamptz[], $7::bigint[]) AS u (queue_id, oldest_at, id) \
+       WHERE l.kind = 0 AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id), \
+     listed AS (INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) \
+       SELECT 0, n.queue_id, min(n.oldest_at), array_agg(n.id ORDER BY n.id) FROM next n \
+       WHERE n.created_at IS NOT NULL GROUP BY n.queue_id, ",
+    share_of!("extract(epoch FROM n.oldest_at - n.at)::float8 + n.least_window"),
+    "), \
      noted AS (INSERT INTO queen.empty_partitions (partition_id, look_at) \
        SELECT n.id, clock_timestamp() + interval '1 day' FROM next n WHERE n.created_at IS NULL ORDER BY n.id \
        ON CONFLICT (partition_id) DO NOTHING) \
@@ -219,10 +188,11 @@ const DELETE_SEGMENTS: &str = concat!(
 
 const DELETE_HASHES: &str = concat!(
     "WITH p AS MATERIALIZED ( \
-       SELECT p.id, p.txns_start, clock_timestamp() - make_interval(secs => ",
+       SELECT p.id, p.queue_id, p.txns_start, now.at, w.seconds, now.at - make_interval(secs => w.seconds) AS purged_before \
+       FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
+       CROSS JOIN (SELECT clock_timestamp() AS at) now CROSS JOIN LATERAL (SELECT ",
     window_seconds!("1"),
-    ") AS purged_before \
-       FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = ANY($1)), \
+    " AS seconds) w WHERE p.id = ANY($1)), \
      doomed AS MATERIALIZED ( \
        SELECT p.id, t.base_offset, t.base_offset + octet_length(t.hashes) / 16 AS after \
        FROM p CROSS JOIN LATERAL ( \
@@ -236,13 +206,17 @@ const DELETE_HASHES: &str = concat!(
        GROUP BY p.id, p.txns_start), \
      moved AS (UPDATE queen.log_partitions l SET txns_start = s.txns_start FROM started s \
        WHERE l.id = ANY (ARRAY[s.id]) AND l.txns_start < s.txns_start), \
-     next AS MATERIALIZED (SELECT s.id, f.created_at FROM started s LEFT JOIN LATERAL ( \
+     next AS MATERIALIZED (SELECT s.id, f.created_at FROM started s CROSS JOIN LATERAL ( \
          SELECT f.created_at FROM queen.log_txns f WHERE f.partition_id = s.id AND f.base_offset >= s.txns_start \
-         ORDER BY f.base_offset LIMIT 1) f ON true), \
-     aged AS (UPDATE queen.log_ages a SET oldest_at = n.created_at FROM next n \
-       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 1 AND n.created_at IS NOT NULL), \
-     emptied AS (DELETE FROM queen.log_ages a USING next n \
-       WHERE a.partition_id = ANY (ARRAY[n.id]) AND a.kind = 1 AND n.created_at IS NULL) \
+         ORDER BY f.base_offset LIMIT 1) f), \
+     finished AS (DELETE FROM queen.log_age_lists l \
+       USING unnest($4::int[], $5::timestamptz[], $6::bigint[]) AS u (queue_id, oldest_at, id) \
+       WHERE l.kind = 1 AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id), \
+     listed AS (INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) \
+       SELECT 1, p.queue_id, min(n.created_at), array_agg(n.id ORDER BY n.id) FROM next n JOIN p USING (id) \
+       GROUP BY p.queue_id, ",
+    share_of!("extract(epoch FROM n.created_at - p.at)::float8 + p.seconds"),
+    ") \
      SELECT count(*) FROM doomed"
 );
 
@@ -263,27 +237,6 @@ impl Store {
         rows.iter().map(due).collect::<Result<_, _>>().during("finding due work")
     }
 
-    /// Partitions of these queues whose oldest segment or hashes are past their queue's window, oldest first.
-    pub async fn due_partitions(
-        &self,
-        what: Aged,
-        queues: &[DueQueue],
-        partitions_max: i64,
-    ) -> StoreResult<Vec<PartitionId>> {
-        let ids: Vec<i32> = queues.iter().map(|due| due.queue.0).collect();
-        // Every queue gets a share, so that one cannot starve the others.
-        let share = (partitions_max / (ids.len().max(1) as i64)).max(64);
-        let ids: Vec<i64> = sqlx::query_scalar(DUE_PARTITIONS)
-            .bind(what.kind())
-            .bind(ids)
-            .bind(share)
-            .bind(partitions_max)
-            .fetch_all(&self.claims)
-            .timed("finding due work")
-            .await?;
-        Ok(ids.into_iter().map(PartitionId).collect())
-    }
-
     /// Says when each queue is to be looked at again, unless its options changed since it was read: not earlier than after
     /// `pause`, or after 2 s where `maxWaitTimeSeconds` is set (§8.6).
     pub async fn reschedule_queues(&self, what: Aged, queues: &[DueQueue], pause: Duration) -> StoreResult<()> {
@@ -299,57 +252,146 @@ impl Store {
         Ok(())
     }
 
-    /// One step over several partitions. Those that somebody holds locked are left out and answered: a step that waits
-    /// must hold nothing. A step over one partition waits for its lock.
+    /// One step over as many partitions of these lists as `bounds` say, those in `skipped` aside. What somebody else holds
+    /// locked, list or partition, is left out and stays listed: a step that waits must hold nothing.
     pub async fn delete_aged(
         &self,
         what: Aged,
-        partitions: &[PartitionId],
+        lists: &[AgeList],
+        skipped: &HashSet<PartitionId>,
         bounds: StepBounds,
-    ) -> StoreResult<(Deleted, Vec<PartitionId>)> {
+    ) -> StoreResult<Step> {
         let mut tx = self.claims.begin().timed("begin of retention").await?;
-        let locked = lock(&mut tx, partitions, partitions.len() > 1).await?;
-        let mut deleted = Deleted::default();
-        match what {
-            Aged::Segments => {
-                let rows: Vec<(i64, i64, i64)> = sqlx::query_as(DELETE_SEGMENTS)
-                    .bind(&locked)
-                    .bind(bounds.rows_max)
-                    .bind(bounds.bytes_max)
-                    .bind(RULES.as_slice())
-                    .fetch_all(&mut *tx)
-                    .timed("deleting segments")
-                    .await?;
-                for (rule, segments, messages) in rows {
-                    let Some(at) = usize::try_from(rule - 1).ok().filter(|at| *at < RULES.len()) else { continue };
-                    deleted.segments[at] = segments.unsigned_abs();
-                    deleted.messages[at] = messages.unsigned_abs();
-                }
-            }
-            Aged::Hashes => {
-                let rows: i64 = sqlx::query_scalar(DELETE_HASHES)
-                    .bind(&locked)
-                    .bind(bounds.rows_max)
-                    .bind(bounds.bytes_max)
-                    .fetch_one(&mut *tx)
-                    .timed("purging hashes")
-                    .await?;
-                deleted.hash_rows = rows.unsigned_abs();
-            }
+        let taken = age_lists::take(&mut tx, what, lists).await?;
+        let mut seen = HashSet::new();
+        let mut wanted: Vec<i64> = taken
+            .iter()
+            .flat_map(|taken| &taken.partitions)
+            .copied()
+            .filter(|id| !skipped.contains(&PartitionId(*id)) && seen.insert(*id))
+            .collect();
+        let later: HashSet<i64> = wanted
+            .split_off(bounds.partitions_max.clamp(1, wanted.len().max(1)).min(wanted.len()))
+            .into_iter()
+            .collect();
+        if wanted.is_empty() {
+            return Ok(Step::default());
         }
+        let locked = lock(&mut tx, &wanted, true).await?;
+        let started = Instant::now();
+        let mut busy: HashSet<i64> = HashSet::new();
+        if locked.len() < wanted.len() {
+            let unlocked: Vec<i64> = wanted.iter().filter(|id| !locked.contains(id)).copied().collect();
+            busy.extend(existing(&mut tx, &unlocked).await?);
+        }
+        let done: Vec<i64> = wanted.into_iter().filter(|id| !busy.contains(id)).collect();
+        let mut step = Step::default();
+        for taken in &taken {
+            let of_list = |ids: &HashSet<i64>| taken.partitions.iter().any(|id| ids.contains(id));
+            step.unfinished.extend(of_list(&later).then_some(taken.list));
+            step.busy.extend(
+                taken.partitions.iter().filter(|id| busy.contains(id)).map(|id| (taken.list, PartitionId(*id))),
+            );
+        }
+        if done.is_empty() {
+            return Ok(step);
+        }
+        step.deleted = delete(&mut tx, what, &taken, &locked, &done, bounds).await?;
         tx.commit().timed("commit of retention").await?;
-        let skipped = partitions.iter().filter(|p| !locked.contains(&p.0)).copied().collect();
-        Ok((deleted, if partitions.len() > 1 { skipped } else { Vec::new() }))
+        step.held = started.elapsed();
+        Ok(step)
+    }
+
+    /// One step over one partition of a list, which waits for its lock. Nothing to do if the list has lost it meanwhile.
+    pub async fn delete_aged_alone(
+        &self,
+        what: Aged,
+        list: AgeList,
+        partition: PartitionId,
+        bounds: StepBounds,
+    ) -> StoreResult<Deleted> {
+        let mut tx = self.claims.begin().timed("begin of retention").await?;
+        let locked = lock(&mut tx, &[partition.0], false).await?;
+        let taken = age_lists::take(&mut tx, what, &[list]).await?;
+        if !taken.iter().any(|taken| taken.partitions.contains(&partition.0)) {
+            return Ok(Deleted::default());
+        }
+        let deleted = delete(&mut tx, what, &taken, &locked, &[partition.0], bounds).await?;
+        tx.commit().timed("commit of retention").await?;
+        Ok(deleted)
     }
 }
 
+/// Deletes from locked partitions, and lists them anew instead of in the lists that were taken. `done` are those and
+/// the ones that do not exist.
+async fn delete(
+    tx: &mut PgConnection,
+    what: Aged,
+    taken: &[TakenList],
+    locked: &[i64],
+    done: &[i64],
+    bounds: StepBounds,
+) -> StoreResult<Deleted> {
+    let touched = taken.iter().filter(|taken| taken.partitions.iter().any(|id| done.contains(id)));
+    let (finished, shortened): (Vec<&TakenList>, Vec<&TakenList>) =
+        touched.partition(|taken| taken.partitions.iter().all(|id| done.contains(id)));
+    let finished: Keys = finished.into_iter().map(|taken| &taken.list).collect();
+    if !shortened.is_empty() {
+        let lists: Vec<AgeList> = shortened.into_iter().map(|taken| taken.list).collect();
+        age_lists::shorten(tx, what, &lists, done).await?;
+    }
+    let partitions = locked.len().max(1) as i64;
+    let rows_max = (bounds.rows_max / partitions).max(1);
+    let bytes_max = bounds.bytes_max / partitions;
+    let mut deleted = Deleted::default();
+    match what {
+        Aged::Segments => {
+            let rows: Vec<(i64, i64, i64)> = sqlx::query_as(DELETE_SEGMENTS)
+                .bind(locked)
+                .bind(rows_max)
+                .bind(bytes_max)
+                .bind(RULES.as_slice())
+                .bind(finished.queues)
+                .bind(finished.oldest_at)
+                .bind(finished.ids)
+                .fetch_all(tx)
+                .timed("deleting segments")
+                .await?;
+            for (rule, segments, messages) in rows {
+                let Some(at) = usize::try_from(rule - 1).ok().filter(|at| *at < RULES.len()) else { continue };
+                deleted.segments[at] = segments.unsigned_abs();
+                deleted.messages[at] = messages.unsigned_abs();
+            }
+        }
+        Aged::Hashes => {
+            let rows: i64 = sqlx::query_scalar(DELETE_HASHES)
+                .bind(locked)
+                .bind(rows_max)
+                .bind(bytes_max)
+                .bind(finished.queues)
+                .bind(finished.oldest_at)
+                .bind(finished.ids)
+                .fetch_one(tx)
+                .timed("purging hashes")
+                .await?;
+            deleted.hash_rows = rows.unsigned_abs();
+        }
+    }
+    Ok(deleted)
+}
+
 /// Locks the partitions that exist, in id order, the lock that pushes take.
-async fn lock(tx: &mut PgConnection, partitions: &[PartitionId], skip_locked: bool) -> StoreResult<Vec<i64>> {
-    let ids: Vec<i64> = partitions.iter().map(|p| p.0).collect();
+async fn lock(tx: &mut PgConnection, ids: &[i64], skip_locked: bool) -> StoreResult<Vec<i64>> {
     let sql = if skip_locked {
         "SELECT id FROM queen.log_partitions WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"
     } else {
         "SELECT id FROM queen.log_partitions WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE"
     };
+    sqlx::query_scalar(sql).bind(ids).fetch_all(tx).timed("locking partitions").await
+}
+
+/// Those of the partitions that exist.
+async fn existing(tx: &mut PgConnection, ids: &[i64]) -> StoreResult<Vec<i64>> {
+    let sql = "SELECT id FROM queen.log_partitions WHERE id = ANY($1)";
     sqlx::query_scalar(sql).bind(ids).fetch_all(tx).timed("locking partitions").await
 }

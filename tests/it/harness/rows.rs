@@ -51,6 +51,10 @@ pub enum Aged {
     Hashes,
 }
 
+/// Waits until nobody works on the lists of ages, and keeps others from it. After the partitions are locked: pushes lock
+/// them first, and retention waits for none while it has a list.
+const STILL: &str = "LOCK TABLE queen.log_age_lists IN EXCLUSIVE MODE";
+
 impl Database {
     /// The cursor of a group on a partition, if it has one.
     pub async fn find_cursor(&self, queue: &str, partition: &str, group: &str) -> Option<Cursor> {
@@ -149,10 +153,11 @@ impl Database {
         // In the order of everybody else.
         let lock = "SELECT id FROM queen.log_partitions ORDER BY id FOR NO KEY UPDATE";
         sqlx::query(lock).execute(&mut *tx).await.unwrap();
+        sqlx::query(STILL).execute(&mut *tx).await.unwrap();
         for sql in [
             "UPDATE queen.log_segments SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE queen.log_txns SET created_at = created_at - make_interval(secs => $1)",
-            "UPDATE queen.log_ages SET oldest_at = oldest_at - make_interval(secs => $1)",
+            "UPDATE queen.log_age_lists SET oldest_at = oldest_at - make_interval(secs => $1)",
         ] {
             sqlx::query(sql).bind(f64::from(seconds)).execute(&mut *tx).await.unwrap();
         }
@@ -167,12 +172,18 @@ impl Database {
         let lock = "SELECT p.id FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1
                      ORDER BY p.id FOR NO KEY UPDATE OF p";
         sqlx::query(lock).bind(queue).execute(&mut *tx).await.unwrap();
-        let of_it = "FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
-             WHERE q.name = $1 AND x.partition_id = p.id";
-        for (table, column) in [("log_segments", "created_at"), ("log_txns", "created_at"), ("log_ages", "oldest_at")] {
-            let sql = format!("UPDATE queen.{table} x SET {column} = {column} - make_interval(secs => $2) {of_it}")
-                .replace("SET created_at = created_at", "SET created_at = x.created_at");
-            sqlx::query(AssertSqlSafe(sql)).bind(queue).bind(f64::from(seconds)).execute(&mut *tx).await.unwrap();
+        sqlx::query(STILL).execute(&mut *tx).await.unwrap();
+        for sql in [
+            "UPDATE queen.log_segments x SET created_at = x.created_at - make_interval(secs => $2)
+               FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+              WHERE q.name = $1 AND x.partition_id = p.id",
+            "UPDATE queen.log_txns x SET created_at = x.created_at - make_interval(secs => $2)
+               FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+              WHERE q.name = $1 AND x.partition_id = p.id",
+            "UPDATE queen.log_age_lists x SET oldest_at = x.oldest_at - make_interval(secs => $2)
+               FROM queen.queues q WHERE q.name = $1 AND x.queue_id = q.id",
+        ] {
+            sqlx::query(sql).bind(queue).bind(f64::from(seconds)).execute(&mut *tx).await.unwrap();
         }
         let due = "UPDATE queen.retention_queues r SET check_at = clock_timestamp() FROM queen.queues q
                     WHERE q.id = r.queue_id AND q.name = $1";
@@ -193,13 +204,14 @@ impl Database {
         let found: Option<(i64, i32)> =
             sqlx::query_as(lock).bind(queue).bind(partition).fetch_optional(&mut *tx).await.unwrap();
         let Some((id, queue)) = found else { return };
+        sqlx::query(STILL).execute(&mut *tx).await.unwrap();
         let age = format!(
             "WITH aged AS (UPDATE queen.{table} SET created_at = created_at - make_interval(secs => $4)
                  WHERE partition_id = $1 AND base_offset < $3 RETURNING created_at)
-             UPDATE queen.log_ages a SET oldest_at = oldest_at - make_interval(secs => $4)
-              WHERE a.partition_id = $1 AND a.kind = $2 AND EXISTS (SELECT FROM aged)"
+             UPDATE queen.log_age_lists a SET oldest_at = oldest_at - make_interval(secs => $4)
+              WHERE a.kind = $2 AND a.queue_id = $5 AND $1 = ANY (a.partition_ids) AND EXISTS (SELECT FROM aged)"
         );
-        let age = sqlx::query(AssertSqlSafe(age)).bind(id).bind(kind).bind(below).bind(f64::from(seconds));
+        let age = sqlx::query(AssertSqlSafe(age)).bind(id).bind(kind).bind(below).bind(f64::from(seconds)).bind(queue);
         age.execute(&mut *tx).await.unwrap();
         let due = "UPDATE queen.retention_queues SET check_at = clock_timestamp() WHERE queue_id = $1 AND kind = $2";
         sqlx::query(due).bind(queue).bind(kind).execute(&mut *tx).await.unwrap();

@@ -61,9 +61,12 @@ async fn a_long_empty_partition_goes_and_comes_back_as_a_new_one() {
         sqlx::query_scalar("SELECT id FROM queen.log_partitions").fetch_one(&broker.db.pool).await.unwrap();
     grow_old(&broker, None).await;
     eventually(PATIENCE, async || is_gone(&broker).await).await;
-    for table in ["log_partitions", "log_consumers", "log_txns", "log_ages"] {
+    for table in ["log_partitions", "log_consumers", "log_txns"] {
         assert_eq!(broker.db.row_counts().await[table], 0, "{table}");
     }
+    // Its hashes went with it, and the list that names it goes when their time would have come.
+    broker.db.age(3_600).await;
+    eventually(PATIENCE, async || broker.db.row_counts().await["log_age_lists"] == 0).await;
     assert!(history(&broker.db).await.contains(&("__partition_deleted__".into(), 0)));
     let report = broker.get("/api/v1/analytics/retention").await.expect(200).json();
     assert_eq!(report["totals"]["totalMsgs"], 1, "reserved kinds are left out");
@@ -137,12 +140,12 @@ async fn the_walk_enters_what_is_missing_from_the_work_list() {
     .await;
     broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 50 })).await;
     broker.push_ids("q", "p", ["a"]).await;
-    broker.db.execute("DELETE FROM queen.log_ages").await;
+    broker.db.execute("DELETE FROM queen.log_age_lists").await;
     broker.db.age(60).await;
     // Also without a due time of its own: the queue is looked at every interval at the latest once it holds something.
     eventually(PATIENCE, async || {
         let found: i64 =
-            sqlx::query_scalar("SELECT count(*) FROM queen.log_ages").fetch_one(&broker.db.pool).await.unwrap();
+            sqlx::query_scalar("SELECT count(*) FROM queen.log_age_lists").fetch_one(&broker.db.pool).await.unwrap();
         let swept = broker.db.log_bounds("q", "p").await == Some((1, 0, 0));
         // A walk beside the ageing above may have entered the age of before it.
         if found == 2 {

@@ -81,7 +81,7 @@ async fn deletion_beside_pushes_pops_and_acks() {
 
 /// The broker that does the deleting now.
 async fn holder(db: &Database) -> Option<uuid::Uuid> {
-    let sql = "SELECT holder FROM queen.loop_leases WHERE name = 'retention' AND held_until > clock_timestamp()";
+    let sql = "SELECT holder FROM queen.loop_leases WHERE name = 'age_lists' AND held_until > clock_timestamp()";
     sqlx::query_scalar(sql).fetch_optional(&db.pool).await.unwrap()
 }
 
@@ -148,7 +148,7 @@ async fn a_locked_partition_holds_up_no_other() {
     // Without the locks that ageing takes elsewhere.
     for sql in [
         "UPDATE queen.log_segments SET created_at = created_at - interval '60 seconds'",
-        "UPDATE queen.log_ages SET oldest_at = oldest_at - interval '60 seconds'",
+        "UPDATE queen.log_age_lists SET oldest_at = oldest_at - interval '60 seconds'",
         "UPDATE queen.retention_queues SET check_at = clock_timestamp()",
     ] {
         broker.db.execute(sql).await;

@@ -5,9 +5,11 @@
 mod cleanup;
 mod concurrent;
 mod hashes;
+mod lists;
 mod readers;
 mod report;
 mod rules;
+mod upgrade;
 
 use std::time::Duration;
 

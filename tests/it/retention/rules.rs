@@ -162,7 +162,7 @@ async fn a_backlog_goes_in_bounded_steps() {
     // One partition alone, or sixteen with one row each at least.
     assert!(history.iter().all(|(_, messages)| *messages <= 16), "{history:?}");
     assert_eq!(broker.db.queue_names().await, ["q"]);
-    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM queen.log_ages WHERE kind = 0")
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM queen.log_age_lists WHERE kind = 0")
         .fetch_one(&broker.db.pool)
         .await
         .unwrap();
@@ -191,7 +191,7 @@ async fn a_partition_that_waits_for_a_cursor_still_meets_the_other_rules() {
     pass(&broker, 50).await;
     assert_eq!(segments(&broker.db).await, [0, 3, 5]);
     let shift = "SELECT extract(epoch FROM oldest_at - (SELECT min(created_at) FROM queen.log_segments))::float8
-                   FROM queen.log_ages WHERE kind = 0";
+                   FROM queen.log_age_lists WHERE kind = 0";
     let shift: f64 = sqlx::query_scalar(shift).fetch_one(&broker.db.pool).await.unwrap();
     assert!(shift > 50.0, "backed off: {shift}");
     // Its own clock says when max-wait is due: 300 seconds after the commit, whatever the pause would be.

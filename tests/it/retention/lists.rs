@@ -1,0 +1,271 @@
+//! The lists by which retention finds its work: complete at any moment, and not more than needed in the end.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::{history, pass, starts_at};
+use crate::harness::{Client, Database, PATIENCE, Pop, Road, TestBroker, eventually};
+
+/// What holds something and is in no list that is old enough, in one snapshot: (partition, kind).
+const UNLISTED: &str = "
+    SELECT h.partition_id, h.kind FROM (
+        SELECT partition_id, 0 AS kind, min(created_at) AS oldest_at FROM queen.log_segments GROUP BY partition_id
+        UNION ALL
+        SELECT partition_id, 1, min(created_at) FROM queen.log_txns GROUP BY partition_id) h
+    WHERE NOT EXISTS (SELECT 1 FROM queen.log_age_lists l
+        WHERE l.kind = h.kind AND h.partition_id = ANY (l.partition_ids) AND l.oldest_at <= h.oldest_at)";
+
+/// Entries that name a partition which holds nothing of the kind.
+const STALE: &str = "
+    SELECT i.id, l.kind::int FROM queen.log_age_lists l CROSS JOIN LATERAL unnest(l.partition_ids) AS i (id)
+    WHERE NOT CASE l.kind
+        WHEN 0 THEN EXISTS (SELECT 1 FROM queen.log_segments s WHERE s.partition_id = i.id)
+        ELSE EXISTS (SELECT 1 FROM queen.log_txns t WHERE t.partition_id = i.id) END";
+
+async fn entries(db: &Database, sql: &'static str) -> Vec<(i64, i32)> {
+    sqlx::query_as(sql).fetch_all(&db.pool).await.unwrap()
+}
+
+/// Lists of segments and of hashes.
+async fn lists(db: &Database) -> (i64, i64) {
+    let sql = "SELECT count(*) FILTER (WHERE kind = 0), count(*) FILTER (WHERE kind = 1) FROM queen.log_age_lists";
+    sqlx::query_as(sql).fetch_one(&db.pool).await.unwrap()
+}
+
+/// Takes the work away from whoever has it, all the time: every broker that asks gets it, and believes to have it.
+fn everybodys_work(db: &Database) -> JoinHandle<()> {
+    let pool = db.pool.clone();
+    tokio::spawn(async move {
+        loop {
+            let free = "UPDATE queen.loop_leases SET held_until = '-infinity' WHERE name = 'age_lists'";
+            sqlx::query(free).execute(&pool).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+}
+
+const QUEUES: [&str; 3] = ["waits", "keeps", "forever"];
+
+fn options(queue: &str) -> Value {
+    match queue {
+        "waits" => json!({ "maxWaitTimeSeconds": 100, "dedupWindowSeconds": 0 }),
+        "keeps" => json!({ "retentionEnabled": true, "retentionSeconds": 1_000 }),
+        _ => json!({ "dedupWindowSeconds": 0 }),
+    }
+}
+
+async fn push_to(client: &Client, queue: &str, lanes: &[usize], serial: &mut usize) {
+    let item = |lane: &usize| {
+        *serial += 1;
+        json!({ "queue": queue, "partition": format!("p{lane}"), "transactionId": format!("t{serial}"), "payload": 0 })
+    };
+    let items: Vec<Value> = lanes.iter().map(item).collect();
+    assert!(client.push(json!(items)).await.iter().all(|result| result.status == "queued"));
+}
+
+/// I12: whatever pushes, steps, walks, deletions of queues and two loops at once do, what holds something is listed, with its
+/// age or an older one, in every snapshot; and what is listed for nothing goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_holds_something_is_listed_at_every_moment() {
+    let seed = rand::rng().random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let broker = TestBroker::tuned(Road::Fused, |config| {
+        config.retention.interval_ms = 20;
+        config.retention.batch_size = 5;
+        config.retention.parallelism = 4;
+        config.retention.safety_walk_ms = 1;
+    })
+    .await;
+    let second = broker
+        .another_tuned(|config| {
+            config.retention.interval_ms = 20;
+            config.retention.safety_walk_ms = 1;
+        })
+        .await;
+    let theft = everybodys_work(&broker.db);
+    for queue in QUEUES {
+        broker.configure(queue, options(queue)).await;
+    }
+    let mut serial = 0;
+    for round in 0..60 {
+        let queue = QUEUES[rng.random_range(0..QUEUES.len())];
+        match rng.random_range(0..10) {
+            0 => {
+                broker.delete_queue(queue).await;
+                broker.configure(queue, options(queue)).await;
+            }
+            1..4 => broker.db.age(rng.random_range(1..400)).await,
+            _ => {
+                let width = if rng.random_bool(0.3) { 45 } else { 4 };
+                let first = rng.random_range(0..60);
+                let lanes: Vec<usize> = (first..first + rng.random_range(1..=width)).collect();
+                let client: &Client = if round % 2 == 0 { &broker } else { &second };
+                push_to(client, queue, &lanes, &mut serial).await;
+            }
+        }
+        assert_eq!(entries(&broker.db, UNLISTED).await, [], "seed {seed}, round {round}");
+    }
+    eventually(PATIENCE, async || entries(&broker.db, STALE).await.is_empty()).await;
+    broker.db.age(20_000).await;
+    eventually(PATIENCE, async || {
+        assert_eq!(entries(&broker.db, UNLISTED).await, [], "seed {seed}");
+        let held = "SELECT count(*) FROM queen.log_segments s JOIN queen.log_partitions p ON p.id = s.partition_id
+                      JOIN queen.queues q ON q.id = p.queue_id WHERE q.name <> 'forever'";
+        let held: i64 = sqlx::query_scalar(held).fetch_one(&broker.db.pool).await.unwrap();
+        held == 0 && broker.db.row_counts().await["log_txns"] == 0
+    })
+    .await;
+    eventually(PATIENCE, async || lists(&broker.db).await.1 == 0).await;
+    theft.abort();
+    assert_eq!(broker.db.deadlocks().await, 0);
+    second.stop().await;
+}
+
+/// Two loops at once delete each message once, and count it once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_loops_at_once_count_each_message_once() {
+    const LANES: usize = 150;
+    let broker = TestBroker::tuned(Road::Fused, |config| {
+        config.retention.interval_ms = 20;
+        config.retention.batch_size = 3;
+    })
+    .await;
+    let second = broker.another_tuned(|config| config.retention.interval_ms = 20).await;
+    let theft = everybodys_work(&broker.db);
+    broker.configure("q", json!({ "maxWaitTimeSeconds": 100_000 })).await;
+    let mut serial = 0;
+    for _ in 0..5 {
+        for from in [0, 40, 100] {
+            push_to(&broker, "q", &(from..LANES).collect::<Vec<_>>(), &mut serial).await;
+        }
+    }
+    broker.db.age(1_000).await;
+    broker.configure("q", json!({ "maxWaitTimeSeconds": 50 })).await;
+    eventually(PATIENCE, async || broker.db.row_counts().await["log_segments"] == 0).await;
+    let counted: i64 = history(&broker.db).await.iter().map(|(_, messages)| messages).sum();
+    assert_eq!(counted, serial as i64);
+    theft.abort();
+    assert_eq!(broker.db.deadlocks().await, 0);
+    second.stop().await;
+}
+
+/// A partition a flush: as many lists. What is left of them after a sweep shares lists again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_of_one_partition_merge_when_they_are_swept() {
+    const LANES: usize = 160;
+    let broker = TestBroker::sweeping(Road::Fused).await;
+    broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 1_000 })).await;
+    for lane in 0..LANES {
+        broker.push_ids("q", &format!("p{lane}"), ["a"]).await;
+    }
+    broker.db.age(500).await;
+    for lane in 0..LANES {
+        broker.push_ids("q", &format!("p{lane}"), ["b"]).await;
+    }
+    let (before, _) = lists(&broker.db).await;
+    assert!(before > LANES as i64 / 2, "{before} lists");
+    pass(&broker, 600).await;
+    for lane in 0..LANES {
+        starts_at(&broker.db, &format!("p{lane}"), 1).await;
+    }
+    assert_eq!(entries(&broker.db, UNLISTED).await, []);
+    let (after, _) = lists(&broker.db).await;
+    assert!(after <= LANES as i64 / 2, "{after} lists");
+}
+
+/// What never becomes due is packed by the walk, one queue apart from the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_walk_packs_what_is_kept() {
+    let broker = TestBroker::tuned(Road::Fused, |config| {
+        config.retention.interval_ms = 40;
+        config.retention.safety_walk_ms = 1;
+    })
+    .await;
+    for (queue, lanes) in [("q", 70), ("r", 10)] {
+        for lane in 0..lanes {
+            broker.push_ids(queue, &format!("p{lane}"), ["a"]).await;
+        }
+    }
+    eventually(PATIENCE, async || {
+        assert_eq!(entries(&broker.db, UNLISTED).await, []);
+        lists(&broker.db).await == (4, 4)
+    })
+    .await;
+    broker.delete_queue("q").await;
+    assert_eq!(lists(&broker.db).await, (1, 1));
+    assert_eq!(broker.pop(&Pop::queue("r").all().partitions(0).batch(100)).await.messages.len(), 10);
+}
+
+/// Entries of partitions that hold nothing or do not exist are harmless, and go: those of a restore, of a queue that an
+/// older broker deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_listed_for_nothing_goes() {
+    let broker = TestBroker::tuned(Road::Fused, |config| {
+        config.retention.interval_ms = 40;
+        config.retention.safety_walk_ms = 1;
+    })
+    .await;
+    broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 50 })).await;
+    broker.push_ids("q", "p", ["a"]).await;
+    for sql in [
+        "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
+         SELECT k, q.id, now() + interval '1 hour', ARRAY[p.id, 99999, p.id]
+           FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id CROSS JOIN generate_series(0, 1) AS k",
+        "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
+         VALUES (0, 77777, now(), ARRAY[99998, 99999]), (1, 77777, now(), ARRAY[99999])",
+    ] {
+        broker.db.execute(sql).await;
+    }
+    eventually(PATIENCE, async || entries(&broker.db, STALE).await.is_empty()).await;
+    pass(&broker, 60).await;
+    starts_at(&broker.db, "p", 1).await;
+    pass(&broker, 4_000).await;
+    eventually(PATIENCE, async || lists(&broker.db).await == (0, 0)).await;
+}
+
+/// A list longer than a step goes in several; what is locked stays listed and holds up no other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_list_goes_in_several_steps_around_what_is_locked() {
+    const LANES: usize = 32;
+    let broker = TestBroker::sweeping(Road::Fused).await;
+    broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 50 })).await;
+    let mut serial = 0;
+    push_to(&broker, "q", &(0..LANES).collect::<Vec<_>>(), &mut serial).await;
+    broker.db.execute("DELETE FROM queen.log_age_lists WHERE kind = 0").await;
+    broker
+        .db
+        .execute(
+            "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
+             SELECT 0, queue_id, min(last_write_at), array_agg(id) FROM queen.log_partitions GROUP BY queue_id",
+        )
+        .await;
+    let mut holder = broker.db.pool.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM queen.log_partitions WHERE name IN ('p3', 'p20') ORDER BY id FOR NO KEY UPDATE")
+        .execute(&mut *holder)
+        .await
+        .unwrap();
+    for sql in [
+        "UPDATE queen.log_segments SET created_at = created_at - interval '60 seconds'",
+        "UPDATE queen.log_age_lists SET oldest_at = oldest_at - interval '60 seconds'",
+        "UPDATE queen.retention_queues SET check_at = clock_timestamp()",
+    ] {
+        broker.db.execute(sql).await;
+    }
+    for lane in (0..LANES).filter(|lane| ![3, 20].contains(lane)) {
+        starts_at(&broker.db, &format!("p{lane}"), 1).await;
+    }
+    for lane in [3, 20] {
+        assert_eq!(broker.db.log_bounds("q", &format!("p{lane}")).await, Some((0, 0, 0)));
+    }
+    assert_eq!(entries(&broker.db, UNLISTED).await, []);
+    holder.rollback().await.unwrap();
+    for lane in [3, 20] {
+        starts_at(&broker.db, &format!("p{lane}"), 1).await;
+    }
+    eventually(PATIENCE, async || lists(&broker.db).await.0 == 0).await;
+}
