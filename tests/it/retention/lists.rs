@@ -269,3 +269,30 @@ async fn a_long_list_goes_in_several_steps_around_what_is_locked() {
     }
     eventually(PATIENCE, async || lists(&broker.db).await.0 == 0).await;
 }
+
+/// Design §5: a look for work reads what is due, not what is listed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_for_work_reads_no_list_that_is_not_due() {
+    const LISTS: i64 = 5_000;
+    const LOOKS: usize = 40;
+    let broker = TestBroker::sweeping(Road::Fused).await;
+    broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 5_000 })).await;
+    broker
+        .db
+        .execute(
+            "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
+             SELECT n % 2, q.id, now() - make_interval(secs => n / 10), ARRAY[n]
+               FROM queen.queues q CROSS JOIN generate_series(1, 10000) AS n",
+        )
+        .await;
+    for look in 0..LOOKS {
+        broker.push_ids("q", &format!("p{look}"), ["a"]).await;
+        pass(&broker, 0).await;
+    }
+    let db = broker.stop_keeping_the_database().await;
+    db.disconnect_all().await;
+    let read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'log_age_lists_pkey'";
+    let read: i64 = sqlx::query_scalar(read).fetch_one(&db.pool).await.unwrap();
+    // The walk at the start may have read all of them, twice over where it packs.
+    assert!(read < LISTS * LOOKS as i64 / 4, "{read} index entries read by {LOOKS} looks");
+}
