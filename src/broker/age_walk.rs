@@ -148,7 +148,7 @@ mod tests {
     use crate::ids::QueueId;
 
     fn list(queue: i32, at: i64, live: usize, stale: usize, left: Option<f64>) -> WalkedList {
-        let oldest_at = DateTime::from_timestamp(at, 0).unwrap();
+        let oldest_at = DateTime::UNIX_EPOCH + TimeDelta::seconds(at);
         let ids = |from: usize, n: usize| (from..from + n).map(|id| PartitionId(id as i64)).collect();
         WalkedList {
             what: Aged::Segments,

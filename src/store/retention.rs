@@ -102,7 +102,7 @@ const DUE_QUEUES: &str = "SELECT queue_id, (extract(epoch FROM check_at) * 10000
 /// without a window or a queue row not before its options change.
 const RESCHEDULE: &str = concat!(
     "WITH seen AS (SELECT * FROM unnest($2::int[], $3::bigint[]) AS u (queue_id, token)), \
-     gone AS (DELETE FROM queen.retention_queues r USING seen s WHERE r.queue_id = s.queue_id AND r.kind = $1 \
+     gone AS (DELETE FROM queen.retention_queues r USING seen s WHERE r.queue_id = ANY (ARRAY[s.queue_id]) AND r.kind = $1 \
        AND NOT EXISTS (SELECT 1 FROM queen.queues q WHERE q.id = s.queue_id)) \
      UPDATE queen.retention_queues r SET check_at = coalesce(n.at, 'infinity') FROM ( \
        SELECT s.queue_id, s.token, CASE WHEN w.seconds IS NOT NULL THEN greatest( \
@@ -116,7 +116,7 @@ const RESCHEDULE: &str = concat!(
     " AS seconds) w \
        LEFT JOIN LATERAL (SELECT a.oldest_at FROM queen.log_age_lists a WHERE a.kind = $1 AND a.queue_id = q.id \
          ORDER BY a.oldest_at LIMIT 1) f ON true) n \
-     WHERE r.queue_id = n.queue_id AND r.kind = $1 \
+     WHERE r.queue_id = ANY (ARRAY[n.queue_id]) AND r.kind = $1 \
        AND n.token = CASE WHEN isfinite(r.check_at) THEN (extract(epoch FROM r.check_at) * 1000000)::bigint END"
 );
 
