@@ -23,6 +23,10 @@ const NEAR: f64 = 16.0;
 #[derive(Debug, Default)]
 pub struct AgeWalk {
     lists: Option<Lists>,
+    /// How far [`AgeWalk::pack_behind`] is in its round over all lists.
+    packed: Option<(Aged, AgeList)>,
+    /// Partitions that steps looked at since its last page.
+    stepped: usize,
 }
 
 /// What was read of the lists.
@@ -64,6 +68,19 @@ impl AgeWalk {
             self.lists = None;
         }
         Ok(page.len() as u64)
+    }
+
+    /// Packs a page of lists for every page of partitions that steps looked at: what they list anew shares lists with what
+    /// the same step lists, and that is little where ages lie scattered. Not while a walk reads the lists.
+    pub async fn pack_behind(&mut self, store: &Store, partitions: usize) -> BrokerResult<()> {
+        self.stepped += partitions;
+        while self.stepped >= PAGE as usize && self.lists.as_ref().is_none_or(|lists| lists.all_read) {
+            self.stepped -= PAGE as usize;
+            let page = store.page_lists(self.packed, PAGE).await?;
+            self.packed = page.last().map(|last| (last.what, last.list));
+            pack(store, &page).await?;
+        }
+        Ok(())
     }
 }
 

@@ -138,7 +138,8 @@ impl Retention {
             return Ok(false);
         }
         for what in [Aged::Segments, Aged::Hashes] {
-            self.sweep(what, &mut progress.held_until, stop).await?;
+            let partitions = self.sweep(what, &mut progress.held_until, stop).await?;
+            progress.walk.pack_behind(&self.store, partitions).await?;
         }
         let walked = progress.walk.page(&self.store, LEASE, self.settings.safety_walk).await?;
         counter!(names::RETENTION_WALKED).increment(walked);
@@ -161,17 +162,23 @@ impl Retention {
         Ok(held)
     }
 
-    /// Deletes what is due of one kind, within the bounds of a cycle.
-    async fn sweep(&self, what: Aged, held_until: &mut Option<Instant>, stop: &CancellationToken) -> BrokerResult<()> {
+    /// Deletes what is due of one kind, within the bounds of a cycle. Answers the partitions looked at.
+    async fn sweep(
+        &self,
+        what: Aged,
+        held_until: &mut Option<Instant>,
+        stop: &CancellationToken,
+    ) -> BrokerResult<usize> {
         let queues = self.store.due_queues(what, QUEUES_MAX).await?;
         if what == Aged::Segments {
             let lag = queues.iter().map(|due| due.overdue).max().unwrap_or_default();
             gauge!(names::RETENTION_LAG).set(lag.as_secs_f64());
         }
         if queues.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let due = self.store.due_lists(what, &queues, self.settings.due_max as usize).await?;
+        let partitions = due.iter().map(|list| list.partitions).sum();
         let steps = in_steps(due, self.size.partitions());
         let mut steps = stream::iter(steps.into_iter().map(|lists| self.step(what, lists)))
             .buffer_unordered(self.settings.parallelism.max(1));
@@ -189,10 +196,10 @@ impl Retention {
             queues.iter().for_each(|due| self.activity.touched(due.queue));
         }
         if interrupted {
-            return Ok(());
+            return Ok(partitions);
         }
         self.store.reschedule_queues(what, &queues, self.settings.interval).await?;
-        Ok(())
+        Ok(partitions)
     }
 
     /// Steps over a few lists until they are done, and one step for each partition that was locked.

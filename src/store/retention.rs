@@ -270,10 +270,8 @@ impl Store {
             .copied()
             .filter(|id| !skipped.contains(&PartitionId(*id)) && seen.insert(*id))
             .collect();
-        let later: HashSet<i64> = wanted
-            .split_off(bounds.partitions_max.clamp(1, wanted.len().max(1)).min(wanted.len()))
-            .into_iter()
-            .collect();
+        let later: HashSet<i64> =
+            wanted.split_off(bounds.partitions_max.max(1).min(wanted.len())).into_iter().collect();
         if wanted.is_empty() {
             return Ok(Step::default());
         }

@@ -4,7 +4,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use super::{history, pass, starts_at};
+use super::{history, pass, segments, starts_at, swept};
 use crate::harness::{Client, Database, PATIENCE, Pop, Road, TestBroker, eventually};
 
 /// What holds something and is in no list that is old enough, in one snapshot: (partition, kind).
@@ -295,11 +295,41 @@ async fn a_look_for_work_reads_no_list_that_is_not_due() {
         .await;
     for look in 0..LOOKS {
         broker.push_ids("q", &format!("p{look}"), ["a"]).await;
-        pass(&broker, 0).await;
+        broker.db.execute("UPDATE queen.retention_queues SET check_at = clock_timestamp()").await;
+        swept(&broker.db).await;
     }
     let db = broker.stop_keeping_the_database().await;
     db.disconnect_all().await;
     let read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'log_age_lists_pkey'";
     let read: i64 = sqlx::query_scalar(read).fetch_one(&db.pool).await.unwrap();
     assert!(read > 0 && read < LISTS, "{read} index entries read by {LOOKS} looks");
+}
+
+/// Partitions whose next ages lie scattered hardly share lists with those of the same step: they are packed behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_of_scattered_ages_are_packed_behind_the_steps() {
+    const LANES: usize = 1_100;
+    let broker = TestBroker::sweeping(Road::Fused).await;
+    broker.configure("q", json!({ "dedupWindowSeconds": 0 })).await;
+    let mut serial = 0;
+    for _ in 0..2 {
+        for half in [0..LANES / 2, LANES / 2..LANES] {
+            push_to(&broker, "q", &half.collect::<Vec<_>>(), &mut serial).await;
+        }
+    }
+    for sql in [
+        "UPDATE queen.log_segments SET created_at = now() - make_interval(secs => 2000) WHERE base_offset = 0",
+        "UPDATE queen.log_segments SET created_at = now() - make_interval(secs => random() * 900) WHERE base_offset = 1",
+        "DELETE FROM queen.log_age_lists WHERE kind = 0",
+        "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
+         SELECT 0, queue_id, now() - make_interval(secs => 2000), ARRAY[id] FROM queen.log_partitions",
+    ] {
+        broker.db.execute(sql).await;
+    }
+    broker
+        .configure("q", json!({ "dedupWindowSeconds": 0, "retentionEnabled": true, "retentionSeconds": 1_000 }))
+        .await;
+    eventually(PATIENCE, async || segments(&broker.db).await == [1; LANES]).await;
+    eventually(PATIENCE, async || lists(&broker.db).await.0 < LANES as i64 / 4).await;
+    assert_eq!(entries(&broker.db, UNLISTED).await, []);
 }
