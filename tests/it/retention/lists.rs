@@ -329,7 +329,7 @@ async fn lists_of_scattered_ages_are_packed_behind_the_steps() {
     broker
         .configure("q", json!({ "dedupWindowSeconds": 0, "retentionEnabled": true, "retentionSeconds": 1_000 }))
         .await;
-    eventually(PATIENCE, async || segments(&broker.db).await == [1; LANES]).await;
+    eventually(6 * PATIENCE, async || segments(&broker.db).await == [1_i64; LANES]).await;
     eventually(PATIENCE, async || lists(&broker.db).await.0 < LANES as i64 / 4).await;
     assert_eq!(entries(&broker.db, UNLISTED).await, []);
 }
