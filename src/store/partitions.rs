@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row};
 
 use super::Store;
+use super::age_lists::LIST_MAX;
 use super::error::{During, StoreError, StoreResult, Timed};
 use crate::ids::{GroupId, Offset, PartitionId, QueueId};
 
@@ -219,15 +220,17 @@ pub(super) async fn make(
              AS n (id, queue_id, name, last_offset, ord) ORDER BY n.ord \
            ON CONFLICT (queue_id, name) DO NOTHING RETURNING id, queue_id, last_write_at), \
          listed AS ( \
-           INSERT INTO queen.log_ages (partition_id, kind, queue_id, oldest_at) \
-           SELECT m.id, k.kind, m.queue_id, m.last_write_at FROM made m CROSS JOIN (VALUES (0), (1)) AS k (kind) \
-           ORDER BY m.id, k.kind) \
+           INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) \
+           SELECT k.kind, m.queue_id, min(m.last_write_at), array_agg(m.id) \
+           FROM made m CROSS JOIN (VALUES (0), (1)) AS k (kind) GROUP BY k.kind, m.queue_id, m.id / $5) \
          SELECT id, last_write_at, pg_current_xact_id()::text FROM made",
     )
     .bind(rows.iter().map(|row| row.id).collect::<Vec<_>>())
     .bind(rows.iter().map(|row| row.key.queue.0).collect::<Vec<_>>())
     .bind(rows.iter().map(|row| row.key.name.as_str()).collect::<Vec<_>>())
     .bind(rows.iter().map(|row| row.last_offset).collect::<Vec<_>>())
+    // Allotted one after the other: by their ids they fall into full lists.
+    .bind(LIST_MAX as i64)
     .fetch_all(tx)
     .timed("creating partitions")
     .await?;
