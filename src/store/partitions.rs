@@ -204,6 +204,25 @@ pub(super) struct NewPartition {
     pub last_offset: i64,
 }
 
+/// Makes rows, and lists for retention by the statement `$listed` over what was made.
+macro_rules! make {
+    ($listed:literal) => {
+        concat!(
+            "WITH made AS ( \
+               INSERT INTO queen.log_partitions (id, queue_id, name, last_offset, last_write_at, created_at) \
+                 OVERRIDING SYSTEM VALUE \
+               SELECT n.id, n.queue_id, n.name, n.last_offset, statement_timestamp(), statement_timestamp() \
+               FROM unnest($1::bigint[], $2::int[], $3::text[], $4::bigint[]) WITH ORDINALITY \
+                 AS n (id, queue_id, name, last_offset, ord) ORDER BY n.ord \
+               ON CONFLICT (queue_id, name) DO NOTHING RETURNING id, queue_id, last_write_at), \
+             listed AS ( \
+               INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) ",
+            $listed,
+            ") SELECT id, last_write_at, pg_current_xact_id()::text FROM made"
+        )
+    };
+}
+
 /// Makes the rows as they are to stay: no update follows. Retention learns of them in the same statement. `rows` come sorted
 /// by key: whoever waits for another maker waits for a name behind all that it has made itself. Answers the time at which each
 /// was last written, and the transaction.
@@ -211,28 +230,27 @@ pub(super) async fn make(
     tx: &mut PgConnection,
     rows: &[NewPartition],
 ) -> StoreResult<Vec<(i64, DateTime<Utc>, String)>> {
-    let made: Vec<(i64, DateTime<Utc>, String)> = sqlx::query_as(
-        "WITH made AS ( \
-           INSERT INTO queen.log_partitions (id, queue_id, name, last_offset, last_write_at, created_at) \
-             OVERRIDING SYSTEM VALUE \
-           SELECT n.id, n.queue_id, n.name, n.last_offset, statement_timestamp(), statement_timestamp() \
-           FROM unnest($1::bigint[], $2::int[], $3::text[], $4::bigint[]) WITH ORDINALITY \
-             AS n (id, queue_id, name, last_offset, ord) ORDER BY n.ord \
-           ON CONFLICT (queue_id, name) DO NOTHING RETURNING id, queue_id, last_write_at), \
-         listed AS ( \
-           INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) \
-           SELECT k.kind, m.queue_id, min(m.last_write_at), array_agg(m.id) \
-           FROM made m CROSS JOIN (VALUES (0), (1)) AS k (kind) GROUP BY k.kind, m.queue_id, m.id / $5) \
-         SELECT id, last_write_at, pg_current_xact_id()::text FROM made",
-    )
-    .bind(rows.iter().map(|row| row.id).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.key.queue.0).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.key.name.as_str()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.last_offset).collect::<Vec<_>>())
-    // Allotted one after the other: by their ids they fall into full lists.
-    .bind(LIST_MAX as i64)
-    .fetch_all(tx)
-    .timed("creating partitions")
-    .await?;
+    // Grouping costs a lone partition more than the rows that it saves. Several were allotted one after the other: by their
+    // ids they fall into full lists.
+    let sql = if rows.len() == 1 {
+        make!(
+            "SELECT k.kind, m.queue_id, m.last_write_at, ARRAY[m.id] FROM made m CROSS JOIN (VALUES (0), (1)) AS k (kind) \
+           WHERE $5::bigint > 0"
+        )
+    } else {
+        make!(
+            "SELECT k.kind, m.queue_id, min(m.last_write_at), array_agg(m.id) \
+           FROM made m CROSS JOIN (VALUES (0), (1)) AS k (kind) GROUP BY k.kind, m.queue_id, m.id / $5"
+        )
+    };
+    let made: Vec<(i64, DateTime<Utc>, String)> = sqlx::query_as(sql)
+        .bind(rows.iter().map(|row| row.id).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.key.queue.0).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.key.name.as_str()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.last_offset).collect::<Vec<_>>())
+        .bind(LIST_MAX as i64)
+        .fetch_all(tx)
+        .timed("creating partitions")
+        .await?;
     if made.len() < rows.len() { Err(StoreError::Overtaken) } else { Ok(made) }
 }
