@@ -268,7 +268,7 @@ impl AppendTx {
                UPDATE queen.log_partitions p SET last_offset = n.last_offset, \
                  last_write_at = greatest(statement_timestamp(), p.last_write_at) \
                FROM unnest($9::text[], $10::bigint[], $11::bigint[]) AS n (place, id, last_offset) \
-               WHERE p.ctid = n.place::tid AND p.id = n.id AND p.last_offset < n.last_offset \
+               WHERE p.ctid = n.place::tid AND p.id = ANY (ARRAY[n.id]) AND p.last_offset < n.last_offset \
                RETURNING p.id, p.last_write_at) \
              SELECT id, last_write_at, pg_current_xact_id()::text FROM moved",
         )
