@@ -23,7 +23,6 @@ use super::sweep_width::Sight;
 use super::waiter::{WaitLists, Waiter};
 use crate::ids::{GroupId, PartitionId, QueueId};
 use crate::store::Store;
-use crate::store::partitions::PartitionCandidate;
 
 /// Partitions per page of the walk that seeds a group.
 const SEED_PAGE: i64 = 1000;
@@ -158,14 +157,14 @@ impl ReadyIndex {
             return Ok(true);
         }
         let page = self.inner.store.page_partitions(group.queue, group.id, after.as_deref(), SEED_PAGE).await?;
-        super::meter::meter().partitions_walked.increment(page.len() as u64);
-        let done = (page.len() as i64) < SEED_PAGE;
-        if page.is_empty() && after.is_none() {
+        super::meter::meter().partitions_walked.increment(page.walked);
+        let done = page.walked < SEED_PAGE.unsigned_abs();
+        if page.walked == 0 && after.is_none() {
             self.check_gone(group).await?;
         }
-        self.mark_pending(group, &page);
-        if let Some(last) = page.into_iter().last() {
-            *after = Some(last.name);
+        self.mark_all(group, &page.pending);
+        if page.last.is_some() {
+            *after = page.last;
         }
         if done {
             group.seeded.store(true, Ordering::Release);
@@ -178,15 +177,15 @@ impl ReadyIndex {
         let mut after: Option<String> = None;
         loop {
             let page = self.inner.store.page_partitions(group.queue, group.id, after.as_deref(), SEED_PAGE).await?;
-            super::meter::meter().partitions_walked.increment(page.len() as u64);
-            if page.is_empty() && after.is_none() {
+            super::meter::meter().partitions_walked.increment(page.walked);
+            if page.walked == 0 && after.is_none() {
                 return self.check_gone(group).await;
             }
-            self.mark_pending(group, &page);
-            match page.into_iter().nth(SEED_PAGE as usize - 1) {
-                Some(last) => after = Some(last.name),
-                None => return Ok(()),
+            self.mark_all(group, &page.pending);
+            if page.walked < SEED_PAGE.unsigned_abs() {
+                return Ok(());
             }
+            after = page.last;
             tokio::task::yield_now().await;
         }
     }
@@ -200,9 +199,9 @@ impl ReadyIndex {
         Ok(())
     }
 
-    fn mark_pending(&self, group: &ReadyGroup, page: &[PartitionCandidate]) {
-        for candidate in page.iter().filter(|candidate| candidate.pending) {
-            self.apply(group, candidate.id, group.state().mark(candidate.id));
+    fn mark_all(&self, group: &ReadyGroup, pending: &[PartitionId]) {
+        for partition in pending {
+            self.apply(group, *partition, group.state().mark(*partition));
         }
     }
 
