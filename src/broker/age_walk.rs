@@ -70,15 +70,24 @@ impl AgeWalk {
         Ok(page.len() as u64)
     }
 
+    /// Steps have looked at so many partitions.
+    pub fn stepped_over(&mut self, partitions: usize) {
+        self.stepped += partitions;
+    }
+
+    /// After a failure: what was read of the lists may have holes. What is to be packed stays so.
+    pub fn read_again(&mut self) {
+        self.lists = None;
+    }
+
     /// Packs a page of lists for every page of partitions that steps looked at: what they list anew shares lists with what
     /// the same step lists, and that is little where ages lie scattered. Not while a walk reads the lists.
-    pub async fn pack_behind(&mut self, store: &Store, partitions: usize) -> BrokerResult<()> {
-        self.stepped += partitions;
+    pub async fn pack_behind(&mut self, store: &Store) -> BrokerResult<()> {
         while self.stepped >= PAGE as usize && self.lists.as_ref().is_none_or(|lists| lists.all_read) {
-            self.stepped -= PAGE as usize;
             let page = store.page_lists(self.packed, PAGE).await?;
-            self.packed = page.last().map(|last| (last.what, last.list));
             pack(store, &page).await?;
+            self.packed = page.last().map(|last| (last.what, last.list));
+            self.stepped -= PAGE as usize;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::activity::Activity;
 use super::age_walk::AgeWalk;
-use super::error::BrokerResult;
+use super::error::{BrokerError, BrokerResult};
 use super::step_size::StepSize;
 use crate::ids::PartitionId;
 use crate::metrics as names;
@@ -118,7 +118,8 @@ impl Retention {
                 Err(error) => {
                     tracing::warn!(%error, "retention cycle failed; next one as planned");
                     count_pass(LOOP, false);
-                    progress = Progress::default();
+                    progress.held_until = None;
+                    progress.walk.read_again();
                     AFTER_FAILURE
                 }
             };
@@ -138,8 +139,8 @@ impl Retention {
             return Ok(false);
         }
         for what in [Aged::Segments, Aged::Hashes] {
-            let partitions = self.sweep(what, &mut progress.held_until, stop).await?;
-            progress.walk.pack_behind(&self.store, partitions).await?;
+            self.sweep(what, progress, stop).await?;
+            progress.walk.pack_behind(&self.store).await?;
         }
         let walked = progress.walk.page(&self.store, LEASE, self.settings.safety_walk).await?;
         counter!(names::RETENTION_WALKED).increment(walked);
@@ -162,32 +163,30 @@ impl Retention {
         Ok(held)
     }
 
-    /// Deletes what is due of one kind, within the bounds of a cycle. Answers the partitions looked at.
-    async fn sweep(
-        &self,
-        what: Aged,
-        held_until: &mut Option<Instant>,
-        stop: &CancellationToken,
-    ) -> BrokerResult<usize> {
+    /// Deletes what is due of one kind, within the bounds of a cycle.
+    async fn sweep(&self, what: Aged, progress: &mut Progress, stop: &CancellationToken) -> BrokerResult<()> {
         let queues = self.store.due_queues(what, QUEUES_MAX).await?;
         if what == Aged::Segments {
             let lag = queues.iter().map(|due| due.overdue).max().unwrap_or_default();
             gauge!(names::RETENTION_LAG).set(lag.as_secs_f64());
         }
         if queues.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let due = self.store.due_lists(what, &queues, self.settings.due_max as usize).await?;
-        let partitions = due.iter().map(|list| list.partitions).sum();
-        let steps = in_steps(due, self.size.partitions());
-        let mut steps = stream::iter(steps.into_iter().map(|lists| self.step(what, lists)))
-            .buffer_unordered(self.settings.parallelism.max(1));
+        let steps = in_steps(due, self.size.partitions()).into_iter().map(|lists| async move {
+            let partitions: usize = lists.iter().map(|list| list.partitions).sum();
+            Ok::<_, BrokerError>((partitions, self.step(what, lists).await?))
+        });
+        let mut steps = stream::iter(steps).buffer_unordered(self.settings.parallelism.max(1));
         let (mut has_deleted, mut interrupted) = (false, false);
-        while let Some(deleted) = steps.next().await {
-            let deleted = deleted?;
+        while let Some(done) = steps.next().await {
+            let (partitions, deleted) = done?;
+            // At once: what fails later in the cycle must not lose it.
+            progress.walk.stepped_over(partitions);
             count(deleted);
             has_deleted |= deleted.segments != [0; 3];
-            if stop.is_cancelled() || !self.hold(held_until).await? {
+            if stop.is_cancelled() || !self.hold(&mut progress.held_until).await? {
                 interrupted = true;
                 break;
             }
@@ -196,10 +195,10 @@ impl Retention {
             queues.iter().for_each(|due| self.activity.touched(due.queue));
         }
         if interrupted {
-            return Ok(partitions);
+            return Ok(());
         }
         self.store.reschedule_queues(what, &queues, self.settings.interval).await?;
-        Ok(partitions)
+        Ok(())
     }
 
     /// Steps over a few lists until they are done, and one step for each partition that was locked.

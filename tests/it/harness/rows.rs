@@ -231,6 +231,13 @@ impl Database {
         sqlx::query_scalar::<_, i64>(sql).fetch_one(&self.pool).await.unwrap() == 0
     }
 
+    /// Waits until retention has made its first walk: beside one, what a test changes by hand may be listed twice.
+    pub async fn walked(&self) {
+        let sql = "SELECT EXISTS (SELECT FROM queen.loop_leases
+                    WHERE name = 'age_lists' AND walked_at IS NOT NULL AND walk_after IS NULL)";
+        super::eventually(super::PATIENCE, async || sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()).await;
+    }
+
     /// Where the log of a partition starts, where its hashes start, and its last offset.
     pub async fn log_bounds(&self, queue: &str, partition: &str) -> Option<(i64, i64, i64)> {
         sqlx::query_as(

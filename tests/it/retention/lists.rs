@@ -238,6 +238,7 @@ async fn a_long_list_goes_in_several_steps_around_what_is_locked() {
     broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 50 })).await;
     let mut serial = 0;
     push_to(&broker, "q", &(0..LANES).collect::<Vec<_>>(), &mut serial).await;
+    broker.db.walked().await;
     broker.db.execute("DELETE FROM queen.log_age_lists WHERE kind = 0").await;
     broker
         .db
@@ -280,11 +281,7 @@ async fn a_look_for_work_reads_no_list_that_is_not_due() {
     let broker = TestBroker::sweeping(Road::Fused).await;
     broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 5_000 })).await;
     // The walk at the start would read all lists.
-    eventually(PATIENCE, async || {
-        let walked = "SELECT count(*) FROM queen.loop_leases WHERE walked_at IS NOT NULL AND walk_after IS NULL";
-        sqlx::query_scalar::<_, i64>(walked).fetch_one(&broker.db.pool).await.unwrap() == 1
-    })
-    .await;
+    broker.db.walked().await;
     broker
         .db
         .execute(
@@ -312,6 +309,7 @@ async fn lists_of_scattered_ages_are_packed_behind_the_steps() {
     const LANES: usize = 1_100;
     let broker = TestBroker::sweeping(Road::Fused).await;
     broker.configure("q", json!({ "dedupWindowSeconds": 0 })).await;
+    broker.db.walked().await;
     let mut serial = 0;
     for _ in 0..2 {
         for half in [0..LANES / 2, LANES / 2..LANES] {

@@ -69,6 +69,7 @@ async fn brokers_of_before_list_what_they_push_and_leave_retention_alone() {
     let db = before_the_lists().await;
     let broker = Broker::tuned(&db.url, |_| {}).await;
     broker.configure("q", json!({})).await;
+    db.walked().await;
     db.execute("DELETE FROM queen.log_age_lists").await;
     // What 0008's brokers run.
     db.execute(
