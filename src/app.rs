@@ -372,6 +372,7 @@ fn open_pools(config: &Config) -> Result<Pools, StartError> {
         ("enable_seqscan", "off"),
         ("enable_hashjoin", "off"),
         ("enable_mergejoin", "off"),
+        ("enable_bitmapscan", "off"),
     ]);
     let generation = Generation::default();
     let pool = |size: u32| {
