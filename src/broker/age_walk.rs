@@ -198,7 +198,7 @@ mod tests {
         // A full one between them stays as it is.
         assert_eq!(packed(&[alone(1, 1), list(1, 2, LIST_MAX, 0, None), alone(1, 3)]), [vec![1, 3]]);
         // Two that do not fit into one gain nothing; three that fit into two do.
-        let large = |at| list(1, at, 20, 0, None);
+        let large = |at| list(1, at, LIST_MAX * 5 / 8, 0, None);
         assert_eq!(packed(&[large(1), large(2)]), Vec::<Vec<i64>>::new());
         assert_eq!(packed(&[large(1), large(2), large(3)]), [vec![1, 2, 3]]);
     }

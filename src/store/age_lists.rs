@@ -15,8 +15,9 @@ use super::retention::{Aged, DueQueue};
 use super::windows::window_seconds;
 use crate::ids::QueueId;
 
-/// Partitions of one list. Longer ones would hardly be smaller per partition, and are rewritten more often.
-pub const LIST_MAX: usize = 32;
+/// Partitions of one list. Longer ones would hardly be smaller per partition, and every step that takes some of the partitions
+/// writes the rest again.
+pub const LIST_MAX: usize = 128;
 
 /// One list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,6 +12,14 @@ use crate::ids::{GroupId, LeaseId, LeaseScope, Offset, PartitionId};
 /// Longest lease in seconds (`spec/push-pop.md` §14 no. 14): guards the date arithmetic.
 pub const LEASE_SECONDS_MAX: i64 = 10 * 365 * 86_400;
 
+/// Messages that the group of cursor `c` has consumed: all below it, unless the row says a number.
+macro_rules! consumed {
+    () => {
+        "coalesce(c.total_consumed, c.committed + 1)"
+    };
+}
+pub(super) use consumed;
+
 /// The transaction of an `autoAck` pop: what it reads is committed with the cursor, or not at all (I11).
 #[derive(Debug)]
 pub struct AutoAckTx {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::Store;
 use super::error::{StoreResult, Timed};
 use super::inspection::QueueFilter;
+use super::partitions::made_at;
 use crate::ids::QueueId;
 
 /// Rows of each list of `postgres-stats`.
@@ -78,19 +79,21 @@ impl Store {
         to: DateTime<Utc>,
         unit: &str,
     ) -> StoreResult<Vec<(DateTime<Utc>, i64)>> {
-        sqlx::query_as(
+        sqlx::query_as(concat!(
             "SELECT date_trunc($6, s.created_at, 'UTC') AS bucket, sum(s.message_count)::bigint FROM ( \
                SELECT s.created_at, s.message_count FROM ( \
                  SELECT p.id, p.log_start FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id \
                  WHERE q.tenant = queen.default_tenant() AND ($1::text IS NULL OR q.name = $1) \
                    AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3) \
-                   AND p.last_offset >= p.log_start AND p.last_write_at >= $4 AND p.created_at < $5 LIMIT $7) p \
+                   AND p.last_offset >= p.log_start AND p.last_write_at >= $4 AND ",
+            made_at!(),
+            " < $5 LIMIT $7) p \
                CROSS JOIN LATERAL ( \
                  SELECT s.created_at, s.message_count FROM queen.log_segments s \
                  WHERE s.partition_id = p.id AND s.base_offset >= p.log_start ORDER BY s.base_offset DESC LIMIT $8) s \
                WHERE s.created_at >= $4 AND s.created_at < $5 LIMIT $9) s \
              GROUP BY 1 ORDER BY 1",
-        )
+        ))
         .bind(&filter.queue)
         .bind(&filter.namespace)
         .bind(&filter.task)

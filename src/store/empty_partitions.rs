@@ -55,7 +55,7 @@ impl Store {
             "SELECT p.id, p.queue_id FROM queen.log_partitions p \
              CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => $2) AS at) cutoff \
              WHERE p.id = ANY($1) AND p.last_offset < p.log_start \
-               AND p.created_at < cutoff.at AND p.last_write_at < cutoff.at \
+               AND greatest(p.created_at, p.last_write_at) < cutoff.at \
                AND NOT EXISTS (SELECT 1 FROM queen.log_segments s WHERE s.partition_id = p.id) \
                AND NOT EXISTS (SELECT 1 FROM queen.dead_letters d WHERE d.partition_id = p.id) \
                AND NOT EXISTS (SELECT 1 FROM queen.log_consumers c JOIN queen.consumer_groups g ON g.id = c.group_id \

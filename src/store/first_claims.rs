@@ -55,9 +55,9 @@ const CLAIM_UNMET: &str = concat!(
        SELECT *, CASE WHEN leasing AND available > 0 AND before < messages_max AND rank <= partitions_max \
          THEN first + least(available, messages_max - before)::bigint - 1 END AS last FROM sized), \
      made AS ( \
-       INSERT INTO queen.log_consumers (partition_id, group_id, committed, attempts, attempt_start, attempt_end, \
+       INSERT INTO queen.log_consumers (partition_id, group_id, committed, total_consumed, attempts, attempt_start, attempt_end, \
          batch_end, worker_id, lease_expires_at, lease_acquired_at) \
-       SELECT id, group_id, committed, CASE WHEN last IS NOT NULL THEN 1 END, CASE WHEN last IS NOT NULL THEN first END, \
+       SELECT id, group_id, committed, CASE WHEN committed <> -1 THEN 0 END, CASE WHEN last IS NOT NULL THEN 1 END, CASE WHEN last IS NOT NULL THEN first END, \
          last, last, CASE WHEN last IS NOT NULL THEN worker_id END, \
          CASE WHEN last IS NOT NULL THEN clock_timestamp() + make_interval(secs => lease_seconds) END, \
          CASE WHEN last IS NOT NULL THEN clock_timestamp() END \

@@ -8,6 +8,7 @@ use sqlx::{Postgres, Row};
 use uuid::Uuid;
 
 use super::Store;
+use super::cursors::consumed;
 use super::error::{During, StoreResult, Timed};
 use crate::ids::PartitionId;
 
@@ -90,10 +91,10 @@ macro_rules! group_of {
 
 macro_rules! cursor_columns {
     () => {
-        "c.partition_id, p.name AS partition_name, c.worker_id, \
+        concat!("c.partition_id, p.name AS partition_name, c.worker_id, \
          c.worker_id IS NOT NULL AND coalesce(c.lease_expires_at > statement_timestamp(), false) AS leased, \
-         c.total_consumed, w.lag, s.created_at AS oldest_at, \
-         coalesce(greatest(floor(extract(epoch FROM statement_timestamp() - s.created_at)), 0), 0)::bigint AS lag_seconds "
+         ", consumed!(), " AS total_consumed, w.lag, s.created_at AS oldest_at, \
+         coalesce(greatest(floor(extract(epoch FROM statement_timestamp() - s.created_at)), 0), 0)::bigint AS lag_seconds ")
     };
 }
 
@@ -101,7 +102,9 @@ const TOTALS: &str = concat!(
     "SELECT g.name AS group_name, g.queue_name, a.*, g.mode, g.subscribed_at, g.registered_at, g.conflation, \
        coalesce(greatest(floor(extract(epoch FROM statement_timestamp() - a.oldest_at)), 0), 0)::bigint AS lag_seconds \
      FROM (SELECT c.group_id, count(*) AS cursors, count(*) FILTER (WHERE w.lag > 0) AS lagging, \
-             sum(w.lag)::bigint AS lag, bool_or(c.total_consumed > 0) AS consumed, min(s.created_at) AS oldest_at \
+             sum(w.lag)::bigint AS lag, bool_or(",
+    consumed!(),
+    " > 0) AS consumed, min(s.created_at) AS oldest_at \
            FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = c.partition_id",
     owed!(),
     "GROUP BY c.group_id) a",

@@ -4,7 +4,9 @@ use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Row, Transaction};
 
 use super::acks::attempt_behind;
+use super::cursors::consumed;
 use super::error::{During, StoreResult, Timed};
+use super::partitions::made_at;
 use super::{Store, StoreError};
 use crate::ids::{GroupId, PartitionId, QueueId};
 
@@ -145,7 +147,10 @@ impl Store {
                WHERE p.log_start > p.last_offset AND c.committed < p.last_offset \
                  AND (c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()) \
                ORDER BY u.partition_id, u.group_id FOR NO KEY UPDATE OF c SKIP LOCKED) \
-             UPDATE queen.log_consumers c SET committed = e.last_offset, worker_id = NULL, batch_end = NULL, \
+             UPDATE queen.log_consumers c SET committed = e.last_offset, \
+               total_consumed = ",
+            consumed!(),
+            ", worker_id = NULL, batch_end = NULL, \
                lease_expires_at = NULL, ",
             attempt_behind!("e.last_offset"),
             " FROM emptied e WHERE c.partition_id = ANY (ARRAY[e.partition_id]) AND c.group_id = e.group_id",
@@ -235,7 +240,9 @@ impl Store {
         sqlx::query(concat!(
             "WITH unmet AS MATERIALIZED ( \
                SELECT p.id, g.id AS group_id FROM queen.consumer_groups g \
-               JOIN queen.log_partitions p ON p.queue_id = g.queue_id AND p.created_at <= g.registered_at \
+               JOIN queen.log_partitions p ON p.queue_id = g.queue_id AND ",
+            made_at!(),
+            " <= g.registered_at \
                WHERE g.id = ANY($1) AND g.mode <> 'all' AND ( \
                  SELECT 1 FROM queen.log_consumers c WHERE c.partition_id = p.id AND c.group_id = g.id) IS NULL \
                ORDER BY p.id, g.id FOR KEY SHARE OF p) \

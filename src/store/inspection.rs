@@ -6,7 +6,9 @@ use sqlx::postgres::PgRow;
 
 use super::Store;
 use super::backlog::{owed_by_partition, page_of_partitions};
+use super::cursors::consumed;
 use super::error::{During, StoreResult, Timed};
+use super::partitions::made_at;
 use crate::ids::{PartitionId, QueueId};
 
 /// Which queues; every given value must match exactly.
@@ -264,7 +266,7 @@ impl Store {
         limit: i64,
     ) -> StoreResult<Vec<PartitionDetail>> {
         let rows = sqlx::query(concat!(
-            "SELECT p.id, p.name, p.created_at, p.last_offset - p.log_start + 1 AS total, w.pending, \
+            "SELECT p.id, p.name, ", made_at!(), " AS created_at, p.last_offset - p.log_start + 1 AS total, w.pending, \
                least(c.leased, w.pending)::bigint AS processing, c.consumed, c.last_lease_at, \
                (SELECT count(*) FROM queen.dead_letters d WHERE d.partition_id = p.id) AS dead_letters, \
                (SELECT s.created_at FROM queen.log_segments s WHERE s.partition_id = p.id AND s.base_offset >= p.log_start \
@@ -274,7 +276,11 @@ impl Store {
              FROM ",
             page_of_partitions!(),
             owed_by_partition!(
-                ", max(c.lease_acquired_at) AS last_lease_at, coalesce(sum(c.total_consumed), 0)::bigint AS consumed",
+                concat!(
+                    ", max(c.lease_acquired_at) AS last_lease_at, coalesce(sum(",
+                    consumed!(),
+                    "), 0)::bigint AS consumed"
+                ),
                 ""
             ),
             "ORDER BY p.name",

@@ -10,7 +10,7 @@ use sqlx::{Postgres, Row, Transaction};
 use super::Store;
 use super::age_lists;
 use super::error::{During, StoreResult, Timed};
-use super::partitions::{self, LockedPartition, LockedRow, NewPartition, PartitionKey};
+use super::partitions::{self, LockedPartition, LockedRow, NewPartition, PartitionKey, made_at};
 use super::queues::corrupt;
 use crate::ids::{Offset, PartitionId, TransactionHash};
 
@@ -249,7 +249,7 @@ impl AppendTx {
         let ends = last_offsets(segments.iter().filter(|s| !stamps.contains_key(&s.partition)));
         let place = |id: &PartitionId| self.rows.get(id).map(|row| row.place.as_str());
         // Whole rows are found by their place: the lock statement has read them, and nobody can have moved them since.
-        let moved: Vec<(i64, DateTime<Utc>, String)> = sqlx::query_as(
+        let moved: Vec<(i64, DateTime<Utc>, String)> = sqlx::query_as(concat!(
             "WITH segments AS ( \
                INSERT INTO queen.log_segments (partition_id, base_offset, created_at, message_count, payload_bytes, \
                  frames) \
@@ -266,12 +266,12 @@ impl AppendTx {
                  AS n (partition_id, base_offset, hashes, made, floor)), \
              moved AS ( \
                UPDATE queen.log_partitions p SET last_offset = n.last_offset, \
-                 last_write_at = greatest(statement_timestamp(), p.last_write_at) \
+                 last_write_at = greatest(statement_timestamp(), p.last_write_at), created_at = ", made_at!(), " \
                FROM unnest($9::text[], $10::bigint[], $11::bigint[]) AS n (place, id, last_offset) \
                WHERE p.ctid = n.place::tid AND p.id = ANY (ARRAY[n.id]) AND p.last_offset < n.last_offset \
                RETURNING p.id, p.last_write_at) \
              SELECT id, last_write_at, pg_current_xact_id()::text FROM moved",
-        )
+        ))
         .bind(&ids)
         .bind(bases)
         .bind(counts)

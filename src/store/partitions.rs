@@ -206,6 +206,14 @@ pub(super) struct NewPartition {
     pub last_offset: i64,
 }
 
+/// When partition `p` was made: when it was last written, unless the row says.
+macro_rules! made_at {
+    () => {
+        "coalesce(p.created_at, p.last_write_at)"
+    };
+}
+pub(super) use made_at;
+
 /// Makes rows, and lists for retention by the statement `$listed` over what was made.
 macro_rules! make {
     ($listed:literal) => {
@@ -213,7 +221,7 @@ macro_rules! make {
             "WITH made AS ( \
                INSERT INTO queen.log_partitions (id, queue_id, name, last_offset, last_write_at, created_at) \
                  OVERRIDING SYSTEM VALUE \
-               SELECT n.id, n.queue_id, n.name, n.last_offset, statement_timestamp(), statement_timestamp() \
+               SELECT n.id, n.queue_id, n.name, n.last_offset, statement_timestamp(), NULL \
                FROM unnest($1::bigint[], $2::int[], $3::text[], $4::bigint[]) WITH ORDINALITY \
                  AS n (id, queue_id, name, last_offset, ord) ORDER BY n.ord \
                ON CONFLICT (queue_id, name) DO NOTHING RETURNING id, queue_id, last_write_at), \

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Row, Transaction};
 
 use super::Store;
+use super::cursors::consumed;
 use super::error::{During, StoreResult, Timed};
 use crate::ids::{GroupId, PartitionId, QueueId};
 
@@ -62,6 +63,7 @@ macro_rules! seek_sql {
                INSERT INTO queen.log_consumers AS c (partition_id, group_id, committed) \
                SELECT id, $2, committed FROM places ORDER BY id \
                ON CONFLICT (partition_id, group_id) DO UPDATE SET committed = excluded.committed, \
+                 total_consumed = ", consumed!(), ", \
                  batch_retry_count = 0, attempts = NULL, attempt_start = NULL, attempt_end = NULL, batch_end = NULL, \
                  worker_id = NULL, lease_expires_at = NULL, lease_acquired_at = NULL, not_before = NULL \
                WHERE (c.committed, c.batch_retry_count) IS DISTINCT FROM (excluded.committed, 0) \

@@ -6,6 +6,7 @@ use sqlx::postgres::PgRow;
 
 use super::Store;
 use super::backlog::{live, owed_by_partition, page_of_partitions};
+use super::cursors::consumed;
 use super::error::{During, StoreResult, Timed};
 use crate::ids::QueueId;
 
@@ -110,7 +111,7 @@ macro_rules! sums_over {
                 concat!(
                     ", count(*) FILTER (WHERE ",
                     live!(),
-                    ") AS leases, coalesce(sum(c.total_consumed), 0) AS consumed"
+                    ") AS leases, coalesce(sum(", consumed!(), "), 0) AS consumed"
                 ),
                 ""
             ),

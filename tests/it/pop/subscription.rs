@@ -97,6 +97,28 @@ async fn a_timestamp_includes_the_segment_of_that_very_instant() {
     assert_eq!(popped.ids(), ["b"]);
 }
 
+/// What a group skipped is not counted as consumed, whether its cursor was made by the claim or beforehand.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_skipped_was_not_consumed() {
+    let broker = TestBroker::start().await;
+    let consumed = async || {
+        let status = broker.get("/api/v1/status/queues/q").await.expect(200).json();
+        status["partitions"][0]["cursor"]["totalConsumed"].as_i64().unwrap()
+    };
+    for (before, query) in [(0, Pop::queue("q").group("g")), (2, Pop::partition("q", "p").group("h").auto_ack())] {
+        broker.push_ids("q", "p", [format!("old{before}"), format!("older{before}")]).await;
+        assert!(broker.pop(&query).await.is_empty());
+        broker.push_ids("q", "p", [format!("new{before}"), format!("newer{before}")]).await;
+        let popped = broker.pop(&query.clone().batch(10)).await;
+        assert_eq!(popped.ids(), [format!("new{before}"), format!("newer{before}")]);
+        if before == 0 {
+            assert_eq!(consumed().await, 0);
+            broker.ack("g", popped.items("completed")).await;
+        }
+        assert_eq!(consumed().await, before + 2);
+    }
+}
+
 /// The choice is stored at first contact; later modes are ignored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn later_modes_are_ignored() {

@@ -34,6 +34,15 @@ async fn partition_names(db: &Database) -> Vec<String> {
     sqlx::query_scalar("SELECT name FROM queen.log_partitions ORDER BY name").fetch_all(&db.pool).await.unwrap()
 }
 
+/// When a partition was made and when its newest message was stored, as the inspection route tells.
+async fn times(client: &Client, partition: &str) -> (String, String) {
+    let status = client.get("/api/v1/status/queues/q").await.expect(200).json();
+    let rows = status["partitions"].as_array().into_iter().flatten();
+    let row = rows.into_iter().find(|row| row["name"] == partition).unwrap_or_else(|| panic!("{partition}: {status}"));
+    let time = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{row}")).to_owned();
+    (time(&row["createdAt"]), time(&row["newestMessage"]))
+}
+
 /// Writes what it counts soon.
 async fn hasty() -> TestBroker {
     TestBroker::tuned(Road::Fused, |config| config.statistics.metrics_flush_ms = 200).await
@@ -73,9 +82,16 @@ async fn a_new_partition_is_written_once() {
         made == 300
     })
     .await;
-    // The next ones move it.
+    // The next ones move it, and when it was made is then kept apart from when it was last written.
+    let (made, written) = times(&broker, "p7").await;
+    assert_eq!(made, written);
     broker.push_ids("q", "p7", ["later"]).await;
     assert_eq!(db.last_offset("q", "p7").await, Some(2));
+    let (still, written) = times(&broker, "p7").await;
+    assert_eq!(still, made);
+    assert!(written > made, "{written} after {made}");
+    broker.push_ids("q", "p7", ["later still"]).await;
+    assert_eq!(times(&broker, "p7").await.0, made);
     eventually(PATIENCE, async || counted(&broker).await == 300).await;
 }
 

@@ -188,7 +188,7 @@ async fn the_walk_packs_what_is_kept() {
         config.retention.safety_walk_ms = 1;
     })
     .await;
-    for (queue, lanes) in [("q", 70), ("r", 10)] {
+    for (queue, lanes) in [("q", 270), ("r", 10)] {
         for lane in 0..lanes {
             broker.push_ids(queue, &format!("p{lane}"), ["a"]).await;
         }
