@@ -207,9 +207,9 @@ const READ_SPAN: &str = concat!(
     "SELECT ",
     span_columns!("now.at"),
     "FROM (SELECT clock_timestamp() AS at) now CROSS JOIN queen.log_partitions p \
-     JOIN queen.queues q ON q.id = p.queue_id \
-     JOIN queen.consumer_groups g ON g.queue_id = p.queue_id AND g.name = $2 \
-     JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = g.id ",
+     JOIN queen.queues q ON q.id = ANY (ARRAY[p.queue_id]) \
+     CROSS JOIN LATERAL (SELECT * FROM queen.consumer_groups WHERE queue_id = p.queue_id AND name = $2 OFFSET 0) g \
+     CROSS JOIN LATERAL (SELECT * FROM queen.log_consumers WHERE partition_id = p.id AND group_id = g.id OFFSET 0) c ",
     span_pages!("now.at", "$3::uuid IS NULL OR (c.worker_id = $3 AND c.lease_expires_at > now.at) "),
     "WHERE p.id = $1"
 );

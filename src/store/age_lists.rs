@@ -84,7 +84,7 @@ pub(super) use share_of;
 /// Lists of each queue whose time has come, oldest first, as many as hold `$3` partitions.
 const DUE_LISTS: &str = concat!(
     "SELECT l.queue_id, l.oldest_at, l.id, l.partitions FROM unnest($2::int[]) AS u (queue_id) \
-     JOIN queen.queues q ON q.id = u.queue_id \
+     JOIN queen.queues q ON q.id = ANY (ARRAY[u.queue_id]) \
      CROSS JOIN LATERAL (SELECT l.*, sum(l.partitions) OVER (ORDER BY l.oldest_at, l.id) - l.partitions AS before \
        FROM (SELECT l.queue_id, l.oldest_at, l.id, cardinality(l.partition_ids) AS partitions \
          FROM queen.log_age_lists l WHERE l.kind = $1 AND l.queue_id = q.id \
@@ -126,8 +126,9 @@ pub(super) async fn take(tx: &mut PgConnection, what: Aged, lists: &[AgeList]) -
     let keys: Keys = lists.iter().collect();
     let rows = sqlx::query(
         "SELECT l.queue_id, l.oldest_at, l.id, l.partition_ids, cardinality(l.partition_ids) AS partitions \
-         FROM unnest($2::int[], $3::timestamptz[], $4::bigint[]) AS u (queue_id, oldest_at, id) \
-         JOIN queen.log_age_lists l ON l.kind = $1 AND l.queue_id = ANY (ARRAY[u.queue_id]) \
+         FROM (SELECT *, $1::smallint AS kind FROM unnest($2::int[], $3::timestamptz[], $4::bigint[]) \
+           AS u (queue_id, oldest_at, id) OFFSET 0) u \
+         JOIN queen.log_age_lists l ON l.kind = ANY (ARRAY[u.kind]) AND l.queue_id = ANY (ARRAY[u.queue_id]) \
            AND l.oldest_at = u.oldest_at AND l.id = u.id FOR UPDATE OF l SKIP LOCKED",
     )
     .bind(what.kind())
@@ -147,8 +148,9 @@ pub(super) async fn shorten(tx: &mut PgConnection, what: Aged, lists: &[AgeList]
     sqlx::query(
         "UPDATE queen.log_age_lists l \
          SET partition_ids = ARRAY(SELECT i.id FROM unnest(l.partition_ids) AS i (id) WHERE i.id <> ALL ($5)) \
-         FROM unnest($2::int[], $3::timestamptz[], $4::bigint[]) AS u (queue_id, oldest_at, id) \
-         WHERE l.kind = $1 AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id",
+         FROM (SELECT *, $1::smallint AS kind FROM unnest($2::int[], $3::timestamptz[], $4::bigint[]) \
+           AS u (queue_id, oldest_at, id) OFFSET 0) u \
+         WHERE l.kind = ANY (ARRAY[u.kind]) AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id",
     )
     .bind(what.kind())
     .bind(keys.queues)

@@ -126,11 +126,12 @@ impl Store {
         let stale: Vec<i64> = stale.iter().map(|p| p.0).collect();
         sqlx::query(
             "WITH taken AS MATERIALIZED ( \
-               SELECT u.nth, l.queue_id, l.oldest_at, l.id, l.partition_ids \
-               FROM unnest($2::int[], $3::timestamptz[], $4::bigint[], $5::int[]) AS u (queue_id, oldest_at, id, nth) \
-               JOIN queen.log_age_lists l ON l.kind = $1 AND l.queue_id = ANY (ARRAY[u.queue_id]) \
+               SELECT u.nth, l.kind, l.queue_id, l.oldest_at, l.id, l.partition_ids \
+               FROM (SELECT *, $1::smallint AS kind FROM unnest($2::int[], $3::timestamptz[], $4::bigint[], $5::int[]) \
+                 AS u (queue_id, oldest_at, id, nth) OFFSET 0) u \
+               JOIN queen.log_age_lists l ON l.kind = ANY (ARRAY[u.kind]) AND l.queue_id = ANY (ARRAY[u.queue_id]) \
                  AND l.oldest_at = u.oldest_at AND l.id = u.id FOR UPDATE OF l SKIP LOCKED), \
-             gone AS (DELETE FROM queen.log_age_lists l USING taken t WHERE l.kind = $1 \
+             gone AS (DELETE FROM queen.log_age_lists l USING taken t WHERE l.kind = ANY (ARRAY[t.kind]) \
                AND l.queue_id = ANY (ARRAY[t.queue_id]) AND l.oldest_at = t.oldest_at AND l.id = t.id), \
              members AS (SELECT m.nth, m.queue_id, m.id, min(m.oldest_at) OVER (PARTITION BY m.nth) AS oldest_at, \
                  (row_number() OVER (PARTITION BY m.nth ORDER BY m.id) - 1) / $7 AS part \

@@ -125,14 +125,17 @@ impl Store {
         let ids: Vec<i64> = ends.iter().map(|(p, _)| p.0).collect();
         let ends: Vec<Option<i64>> = ends.iter().map(|(_, end)| end.map(|o| o.0)).collect();
         sqlx::query(
-            "WITH held AS MATERIALIZED ( \
-               SELECT c.partition_id, u.batch_end FROM unnest($3::bigint[], $4::bigint[]) AS u (partition_id, batch_end) \
-               JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = $1 \
+            "WITH u AS MATERIALIZED ( \
+               SELECT partition_id, batch_end, $1::int AS group_id \
+               FROM unnest($3::bigint[], $4::bigint[]) AS u (partition_id, batch_end)), \
+             held AS MATERIALIZED ( \
+               SELECT u.* FROM u JOIN queen.log_consumers c \
+                 ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = u.group_id \
                WHERE c.worker_id = $2 ORDER BY u.partition_id FOR NO KEY UPDATE OF c) \
              UPDATE queen.log_consumers c SET batch_end = h.batch_end, \
                worker_id = CASE WHEN h.batch_end IS NULL THEN NULL ELSE c.worker_id END, \
                lease_expires_at = CASE WHEN h.batch_end IS NULL THEN NULL ELSE c.lease_expires_at END \
-             FROM held h WHERE c.partition_id = ANY (ARRAY[h.partition_id]) AND c.group_id = $1",
+             FROM held h WHERE c.partition_id = ANY (ARRAY[h.partition_id]) AND c.group_id = h.group_id",
         )
         .bind(group.0)
         .bind(worker.0)
@@ -149,8 +152,9 @@ impl Store {
         let ids: Vec<i64> = partitions.iter().map(|p| p.0).collect();
         sqlx::query_scalar(
             "SELECT coalesce(sum(p.last_offset - greatest(c.committed, p.log_start - 1)), 0)::bigint \
-             FROM unnest($1::bigint[]) AS u (id) JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.id]) \
-             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = $2 \
+             FROM (SELECT id, $2::int AS group_id FROM unnest($1::bigint[]) AS u (id) OFFSET 0) u \
+             JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.id]) \
+             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.id]) AND c.group_id = u.group_id \
              WHERE c.worker_id IS NULL OR c.lease_expires_at <= clock_timestamp()",
         )
         .bind(ids)
@@ -176,10 +180,12 @@ impl AutoAckTx {
     pub async fn shrink(&mut self, group: GroupId, ends: &[(PartitionId, Offset)]) -> StoreResult<()> {
         let (ids, ends): (Vec<i64>, Vec<i64>) = ends.iter().map(|(p, end)| (p.0, end.0)).unzip();
         sqlx::query(
-            "UPDATE queen.log_consumers c SET total_consumed = c.total_consumed - (c.committed - u.committed), \
-               committed = u.committed \
-             FROM unnest($2::bigint[], $3::bigint[]) AS u (partition_id, committed) \
-             WHERE c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = $1 AND u.committed < c.committed",
+            "WITH u AS MATERIALIZED ( \
+               SELECT partition_id, committed, $1::int AS group_id \
+               FROM unnest($2::bigint[], $3::bigint[]) AS u (partition_id, committed)) \
+             UPDATE queen.log_consumers c SET total_consumed = c.total_consumed - (c.committed - u.committed), \
+               committed = u.committed FROM u \
+             WHERE c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = u.group_id AND u.committed < c.committed",
         )
         .bind(group.0)
         .bind(ids)

@@ -56,11 +56,11 @@ impl Store {
              CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => $2) AS at) cutoff \
              WHERE p.id = ANY($1) AND p.last_offset < p.log_start \
                AND greatest(p.created_at, p.last_write_at) < cutoff.at \
-               AND NOT EXISTS (SELECT 1 FROM queen.log_segments s WHERE s.partition_id = p.id) \
-               AND NOT EXISTS (SELECT 1 FROM queen.dead_letters d WHERE d.partition_id = p.id) \
-               AND NOT EXISTS (SELECT 1 FROM queen.log_consumers c JOIN queen.consumer_groups g ON g.id = c.group_id \
+               AND (SELECT 1 FROM queen.log_segments s WHERE s.partition_id = p.id LIMIT 1) IS NULL \
+               AND (SELECT 1 FROM queen.dead_letters d WHERE d.partition_id = p.id LIMIT 1) IS NULL \
+               AND (SELECT 1 FROM queen.log_consumers c JOIN queen.consumer_groups g ON g.id = ANY (ARRAY[c.group_id]) \
                  WHERE c.partition_id = p.id AND (g.created_at >= cutoff.at OR c.lease_acquired_at >= cutoff.at \
-                   OR c.lease_expires_at >= cutoff.at)) \
+                   OR c.lease_expires_at >= cutoff.at) LIMIT 1) IS NULL \
              ORDER BY p.id",
         )
         .bind(&locked)
@@ -71,7 +71,7 @@ impl Store {
         let (gone, queues): (Vec<i64>, Vec<i32>) = gone.into_iter().unzip();
         sqlx::query(
             "INSERT INTO queen.retention_history (tenant, queue_id, partition_id, partitions, kind, messages) \
-             SELECT q.tenant, q.id, p.id, 1, $2, 0 FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
+             SELECT q.tenant, q.id, p.id, 1, $2, 0 FROM queen.log_partitions p JOIN queen.queues q ON q.id = ANY (ARRAY[p.queue_id]) \
              WHERE p.id = ANY($1)",
         )
         .bind(&gone)

@@ -44,7 +44,7 @@ const CLAIM_UNMET: &str = concat!(
      placed AS MATERIALIZED ( \
        SELECT p.*, ",
     start_of!("coalesce(g.mode, p.mode)", "coalesce(g.subscribed_at, p.instant)"),
-    " AS committed FROM p JOIN queen.consumer_groups g ON g.id = ANY (ARRAY[p.group_id]) \
+    " AS committed FROM p CROSS JOIN LATERAL (SELECT * FROM queen.consumer_groups WHERE id = p.group_id OFFSET 0) g \
        WHERE g.id = ANY (ARRAY (SELECT id FROM kept))), \
      sized AS ( \
        SELECT *, count(*) FILTER (WHERE available > 0) OVER w AS rank, sum(available) OVER w - available AS before \

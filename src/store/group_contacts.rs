@@ -40,11 +40,11 @@ impl Store {
         let (mode, at) = start.registration();
         let rows = sqlx::query(
             "WITH kept AS MATERIALIZED ( \
-               SELECT id FROM queen.queues WHERE id = ANY($1) ORDER BY id FOR KEY SHARE), \
+               SELECT id, $2::text AS name FROM queen.queues WHERE id = ANY($1) ORDER BY id FOR KEY SHARE), \
              unregistered AS MATERIALIZED ( \
                SELECT g.id FROM kept k JOIN queen.consumer_groups g \
-                 ON (g.queue_id, g.name) >= (k.id, $2) AND (g.queue_id, g.name) <= (k.id, $2) \
-               ORDER BY g.id FOR NO KEY UPDATE OF g) \
+                 ON g.queue_id = ANY (ARRAY[k.id]) AND g.name = ANY (ARRAY[k.name]) \
+               ORDER BY g.id + 0 FOR NO KEY UPDATE OF g) \
              INSERT INTO queen.consumer_groups AS g \
                (queue_id, name, mode, subscribed_at, snapshot, registered_at, conflation) \
              SELECT id, $2, $3, least($4, clock_timestamp()), pg_current_snapshot(), clock_timestamp(), $5 \
@@ -96,9 +96,9 @@ impl Store {
             " AS pending \
              FROM unnest($1::int[], $2::int[]) AS u (queue_id, group_id) \
              CROSS JOIN LATERAL ( \
-               SELECT * FROM queen.log_partitions WHERE queue_id = u.queue_id ORDER BY name LIMIT $3) p \
+               SELECT *, u.group_id FROM queen.log_partitions WHERE queue_id = u.queue_id ORDER BY name LIMIT $3) p \
              JOIN queen.consumer_groups g ON g.id = ANY (ARRAY[u.group_id]) \
-             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = u.group_id"
+             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = p.group_id"
         ))
         .bind(queues)
         .bind(groups)

@@ -81,7 +81,7 @@ macro_rules! group_of {
     ($key:literal) => {
         concat!(
             " CROSS JOIN LATERAL (SELECT g.*, q.name AS queue_name FROM queen.consumer_groups g \
-                JOIN queen.queues q ON q.id = g.queue_id \
+                CROSS JOIN LATERAL (SELECT * FROM queen.queues WHERE id = g.queue_id OFFSET 0) q \
                 WHERE g.id = ",
             $key,
             " AND q.tenant = queen.default_tenant() LIMIT 1) g "
@@ -105,7 +105,7 @@ const TOTALS: &str = concat!(
              sum(w.lag)::bigint AS lag, bool_or(",
     consumed!(),
     " > 0) AS consumed, min(s.created_at) AS oldest_at \
-           FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = c.partition_id",
+           FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = ANY (ARRAY[c.partition_id])",
     owed!(),
     "GROUP BY c.group_id) a",
     group_of!("a.group_id"),
@@ -115,7 +115,7 @@ const TOTALS: &str = concat!(
 const LAGGING: &str = concat!(
     "SELECT g.name AS group_name, g.queue_name, g.conflation, ",
     cursor_columns!(),
-    "FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = c.partition_id",
+    "FROM queen.log_consumers c JOIN queen.log_partitions p ON p.id = ANY (ARRAY[c.partition_id])",
     owed!(),
     group_of!("c.group_id"),
     "WHERE w.lag > 0 AND s.created_at <= statement_timestamp() - make_interval(secs => $1) \
@@ -123,11 +123,13 @@ const LAGGING: &str = concat!(
 );
 
 const OF_GROUP: &str = concat!(
-    "SELECT x.* FROM (SELECT g.*, q.name AS queue_name FROM queen.consumer_groups g JOIN queen.queues q ON q.id = g.queue_id \
+    "SELECT x.* FROM (SELECT g.*, q.name AS queue_name FROM queen.consumer_groups g \
+       CROSS JOIN LATERAL (SELECT * FROM queen.queues WHERE id = g.queue_id OFFSET 0) q \
        WHERE g.name = $1 AND q.tenant = queen.default_tenant() ORDER BY q.name) g \
      CROSS JOIN LATERAL (SELECT g.name AS group_name, g.queue_name, g.conflation, ",
     cursor_columns!(),
-    "FROM queen.log_partitions p JOIN queen.log_consumers c ON c.partition_id = p.id AND c.group_id = g.id",
+    "FROM queen.log_partitions p CROSS JOIN LATERAL ( \
+       SELECT * FROM queen.log_consumers WHERE partition_id = p.id AND group_id = g.id OFFSET 0) c",
     owed!(),
     "WHERE p.queue_id = g.queue_id ORDER BY p.name LIMIT $2) x ORDER BY x.queue_name, x.partition_name LIMIT $2"
 );

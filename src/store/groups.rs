@@ -120,7 +120,7 @@ impl Store {
              INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
              SELECT p.id, g.id, ",
             start_of!("coalesce(g.mode, p.mode)", "coalesce(g.subscribed_at, p.instant)"),
-            " FROM p JOIN queen.consumer_groups g ON g.id = ANY (ARRAY[p.group_id]) \
+            " FROM p CROSS JOIN LATERAL (SELECT * FROM queen.consumer_groups WHERE id = p.group_id OFFSET 0) g \
              WHERE g.id = ANY (ARRAY (SELECT id FROM kept)) \
              ORDER BY p.id, g.id ON CONFLICT (partition_id, group_id) DO NOTHING"
         ))
@@ -196,7 +196,7 @@ impl Store {
         let deleted: i64 = sqlx::query_scalar(
             "WITH lanes AS MATERIALIZED ( \
                SELECT p.id, u.group_id FROM unnest($1::int[], $2::int[]) AS u (group_id, queue_id) \
-               JOIN queen.log_partitions p ON p.queue_id = u.queue_id ORDER BY p.id, u.group_id), \
+               JOIN queen.log_partitions p ON p.queue_id = ANY (ARRAY[u.queue_id]) ORDER BY p.id + 0, u.group_id), \
              doomed AS MATERIALIZED ( \
                SELECT c.place FROM lanes l CROSS JOIN LATERAL ( \
                  SELECT c.ctid AS place FROM queen.log_consumers c \
@@ -240,12 +240,12 @@ impl Store {
         sqlx::query(concat!(
             "WITH unmet AS MATERIALIZED ( \
                SELECT p.id, g.id AS group_id FROM queen.consumer_groups g \
-               JOIN queen.log_partitions p ON p.queue_id = g.queue_id AND ",
+               JOIN queen.log_partitions p ON p.queue_id = ANY (ARRAY[g.queue_id]) AND ",
             made_at!(),
             " <= g.registered_at \
                WHERE g.id = ANY($1) AND g.mode <> 'all' AND ( \
                  SELECT 1 FROM queen.log_consumers c WHERE c.partition_id = p.id AND c.group_id = g.id) IS NULL \
-               ORDER BY p.id, g.id FOR KEY SHARE OF p) \
+               ORDER BY p.id + 0, g.id + 0 FOR KEY SHARE OF p) \
              INSERT INTO queen.log_consumers (partition_id, group_id, committed) \
              SELECT p.id, g.id, ",
             start_of!("g.mode", "g.subscribed_at"),
@@ -295,7 +295,7 @@ async fn lock_queues_of(
     sqlx::query_scalar(
         "SELECT q.id FROM queen.queues q CROSS JOIN (SELECT set_config('statement_timeout', '600000', true)) patience \
          WHERE q.tenant = queen.default_tenant() AND ($2::text IS NULL OR q.name = $2) \
-           AND q.id IN (SELECT queue_id FROM queen.consumer_groups WHERE name = $1) ORDER BY q.id FOR KEY SHARE OF q",
+           AND q.id = ANY (ARRAY (SELECT queue_id FROM queen.consumer_groups WHERE name = $1)) ORDER BY q.id FOR KEY SHARE OF q",
     )
     .bind(group)
     .bind(queue)

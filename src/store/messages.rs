@@ -180,7 +180,7 @@ impl AppendTx {
              CROSS JOIN LATERAL ( \
                SELECT t.partition_id, t.base_offset, t.hashes FROM queen.log_txns t \
                WHERE t.partition_id = u.partition_id AND t.base_offset >= u.from_offset \
-                 AND t.created_at >= clock_timestamp() - make_interval(secs => u.window_seconds)) t \
+                 AND t.created_at >= clock_timestamp() - make_interval(secs => u.window_seconds) OFFSET 0) t \
              ORDER BY t.partition_id, t.base_offset",
         )
         .bind(ids)

@@ -5,7 +5,10 @@
 //!
 //! **Joins of lists with tables** say `key = ANY (ARRAY[list.key])`, not `key = list.key`, and sort by the list's columns:
 //! plans are made once per connection, and while statistics call a table small PostgreSQL would read the whole of it in
-//! index order and compare it with the list. By this form a table can only be entered by its key (tests/it/plans.rs).
+//! index order and compare it with the list. For the same reason every column of the key comes from the list, constants too
+//! (`$1 AS kind` in a list that is `MATERIALIZED` or ends in `OFFSET 0`): what does not come from it is a condition by itself, by
+//! which a scan of the table is made before the list. Where a key has columns of two lists, a `LATERAL (… OFFSET 0)` looks it up.
+//! By these forms a table can only be entered by its key (tests/it/plans).
 
 pub mod acks;
 pub mod advances;

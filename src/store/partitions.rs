@@ -116,10 +116,10 @@ impl Store {
     ) -> StoreResult<PartitionPage> {
         let (walked, last, pending): (i64, Option<String>, Option<Vec<i64>>) = sqlx::query_as(
             concat!("SELECT count(*), max(p.name), array_agg(p.id ORDER BY p.name) FILTER (WHERE ", pending!(), ") \
-             FROM (SELECT * FROM queen.log_partitions WHERE queue_id = $1 AND name >= coalesce($3, '') AND name IS DISTINCT FROM $3 \
-                   ORDER BY name LIMIT $4) p \
+             FROM (SELECT *, $2::int AS group_id FROM queen.log_partitions \
+                   WHERE queue_id = $1 AND name >= coalesce($3, '') AND name IS DISTINCT FROM $3 ORDER BY name LIMIT $4) p \
              JOIN queen.consumer_groups g ON g.id = $2 \
-             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = $2"),
+             LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = p.group_id"),
         )
         .bind(queue.0)
         .bind(group.0)

@@ -101,22 +101,22 @@ const DUE_QUEUES: &str = "SELECT queue_id, (extract(epoch FROM check_at) * 10000
 /// A queue is looked at again when its oldest entry can be due; one whose entries are due still is left as it is, one
 /// without a window or a queue row not before its options change.
 const RESCHEDULE: &str = concat!(
-    "WITH seen AS (SELECT * FROM unnest($2::int[], $3::bigint[]) AS u (queue_id, token)), \
-     gone AS (DELETE FROM queen.retention_queues r USING seen s WHERE r.queue_id = ANY (ARRAY[s.queue_id]) AND r.kind = $1 \
+    "WITH seen AS MATERIALIZED (SELECT *, $1::smallint AS kind FROM unnest($2::int[], $3::bigint[]) AS u (queue_id, token)), \
+     gone AS (DELETE FROM queen.retention_queues r USING seen s WHERE r.queue_id = ANY (ARRAY[s.queue_id]) AND r.kind = ANY (ARRAY[s.kind]) \
        AND NOT EXISTS (SELECT 1 FROM queen.queues q WHERE q.id = s.queue_id)) \
      UPDATE queen.retention_queues r SET check_at = coalesce(n.at, 'infinity') FROM ( \
-       SELECT s.queue_id, s.token, CASE WHEN w.seconds IS NOT NULL THEN greatest( \
+       SELECT s.queue_id, s.kind, s.token, CASE WHEN w.seconds IS NOT NULL THEN greatest( \
            least(f.oldest_at, statement_timestamp()) + make_interval(secs => w.seconds), \
            CASE WHEN f.oldest_at IS NULL OR f.oldest_at + make_interval(secs => w.seconds) > statement_timestamp() \
              THEN statement_timestamp() + make_interval(secs => \
                CASE WHEN q.max_wait_time_seconds > 0 THEN least($4, 2) ELSE $4 END) END) END AS at \
-       FROM seen s JOIN queen.queues q ON q.id = s.queue_id \
+       FROM seen s JOIN queen.queues q ON q.id = ANY (ARRAY[s.queue_id]) \
        CROSS JOIN LATERAL (SELECT ",
     window_seconds!("$1"),
     " AS seconds) w \
        LEFT JOIN LATERAL (SELECT a.oldest_at FROM queen.log_age_lists a WHERE a.kind = $1 AND a.queue_id = q.id \
          ORDER BY a.oldest_at LIMIT 1) f ON true) n \
-     WHERE r.queue_id = ANY (ARRAY[n.queue_id]) AND r.kind = $1 \
+     WHERE r.queue_id = ANY (ARRAY[n.queue_id]) AND r.kind = ANY (ARRAY[n.kind]) \
        AND n.token = CASE WHEN isfinite(r.check_at) THEN (extract(epoch FROM r.check_at) * 1000000)::bigint END"
 );
 
@@ -130,7 +130,7 @@ const DELETE_SEGMENTS: &str = concat!(
          now.at - make_interval(secs => w.aged) AS aged_before, \
          now.at - make_interval(secs => w.waited) AS waited_before, \
          (SELECT min(c.committed) FROM queen.log_consumers c WHERE c.partition_id = p.id) AS slowest \
-       FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
+       FROM queen.log_partitions p JOIN queen.queues q ON q.id = ANY (ARRAY[p.queue_id]) \
        CROSS JOIN (SELECT clock_timestamp() AS at) now \
        CROSS JOIN LATERAL (SELECT ",
     completed_seconds!(),
@@ -173,8 +173,9 @@ const DELETE_SEGMENTS: &str = concat!(
          WHERE f.partition_id = s.id AND f.base_offset >= s.log_start ORDER BY f.base_offset LIMIT 1) f ON true \
        LEFT JOIN walked w ON w.id = s.id AND w.base_offset = f.base_offset), \
      finished AS (DELETE FROM queen.log_age_lists l \
-       USING unnest($5::int[], $6::timestamptz[], $7::bigint[]) AS u (queue_id, oldest_at, id) \
-       WHERE l.kind = 0 AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id), \
+       USING (SELECT *, 0::smallint AS kind FROM unnest($5::int[], $6::timestamptz[], $7::bigint[]) \
+         AS u (queue_id, oldest_at, id) OFFSET 0) u \
+       WHERE l.kind = ANY (ARRAY[u.kind]) AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id), \
      listed AS (INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) \
        SELECT 0, n.queue_id, min(n.oldest_at), array_agg(n.id ORDER BY n.id) FROM next n \
        WHERE n.created_at IS NOT NULL GROUP BY n.queue_id, ",
@@ -189,7 +190,7 @@ const DELETE_SEGMENTS: &str = concat!(
 const DELETE_HASHES: &str = concat!(
     "WITH p AS MATERIALIZED ( \
        SELECT p.id, p.queue_id, p.txns_start, now.at, w.seconds, now.at - make_interval(secs => w.seconds) AS purged_before \
-       FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id \
+       FROM queen.log_partitions p JOIN queen.queues q ON q.id = ANY (ARRAY[p.queue_id]) \
        CROSS JOIN (SELECT clock_timestamp() AS at) now CROSS JOIN LATERAL (SELECT ",
     window_seconds!("1"),
     " AS seconds) w WHERE p.id = ANY($1)), \
@@ -210,8 +211,9 @@ const DELETE_HASHES: &str = concat!(
          SELECT f.created_at FROM queen.log_txns f WHERE f.partition_id = s.id AND f.base_offset >= s.txns_start \
          ORDER BY f.base_offset LIMIT 1) f), \
      finished AS (DELETE FROM queen.log_age_lists l \
-       USING unnest($4::int[], $5::timestamptz[], $6::bigint[]) AS u (queue_id, oldest_at, id) \
-       WHERE l.kind = 1 AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id), \
+       USING (SELECT *, 1::smallint AS kind FROM unnest($4::int[], $5::timestamptz[], $6::bigint[]) \
+         AS u (queue_id, oldest_at, id) OFFSET 0) u \
+       WHERE l.kind = ANY (ARRAY[u.kind]) AND l.queue_id = ANY (ARRAY[u.queue_id]) AND l.oldest_at = u.oldest_at AND l.id = u.id), \
      listed AS (INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) \
        SELECT 1, p.queue_id, min(n.created_at), array_agg(n.id ORDER BY n.id) FROM next n JOIN p USING (id) \
        GROUP BY p.queue_id, ",

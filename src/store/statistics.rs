@@ -260,7 +260,7 @@ impl Store {
     /// The queues of these groups.
     pub async fn queues_of_groups(&self, groups: &[i32]) -> StoreResult<Vec<QueueId>> {
         let ids: Vec<i32> =
-            sqlx::query_scalar("SELECT DISTINCT queue_id FROM queen.consumer_groups WHERE id = ANY($1)")
+            sqlx::query_scalar("WITH g AS MATERIALIZED (SELECT queue_id FROM queen.consumer_groups WHERE id = ANY($1)) SELECT DISTINCT queue_id FROM g")
                 .bind(groups)
                 .fetch_all(&self.pool)
                 .timed("finding queues of groups")

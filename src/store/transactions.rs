@@ -76,11 +76,13 @@ pub enum Witness {
     Cursor(PartitionId, GroupId, Offset),
 }
 
-const LOCK_CURSORS: &str = "SELECT c.partition_id FROM unnest($1::bigint[], $2::text[]) AS u (partition_id, name) \
-    JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
-    JOIN queen.consumer_groups g ON g.queue_id = ANY (ARRAY[p.queue_id]) AND g.name = u.name \
-    JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[u.partition_id]) AND c.group_id = g.id \
-    ORDER BY u.partition_id, g.id + 0 FOR NO KEY UPDATE OF c";
+const LOCK_CURSORS: &str = "WITH k AS MATERIALIZED ( \
+      SELECT u.partition_id, g.id AS group_id FROM unnest($1::bigint[], $2::text[]) AS u (partition_id, name) \
+      JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
+      CROSS JOIN LATERAL (SELECT id FROM queen.consumer_groups WHERE queue_id = p.queue_id AND name = u.name OFFSET 0) g) \
+    SELECT c.partition_id FROM k \
+    JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[k.partition_id]) AND c.group_id = k.group_id \
+    ORDER BY k.partition_id, k.group_id FOR NO KEY UPDATE OF c";
 
 /// `statement_timestamp()` is one instant for all rows, after the locks were granted.
 const READ_CURSORS: &str = concat!(
@@ -89,8 +91,8 @@ const READ_CURSORS: &str = concat!(
     "FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS u (partition_id, name, ord) \
      LEFT JOIN queen.log_partitions p ON p.id = ANY (ARRAY[u.partition_id]) \
      LEFT JOIN queen.queues q ON q.id = ANY (ARRAY[p.queue_id]) \
-     LEFT JOIN queen.consumer_groups g ON g.queue_id = ANY (ARRAY[p.queue_id]) AND g.name = u.name \
-     LEFT JOIN queen.log_consumers c ON c.partition_id = ANY (ARRAY[p.id]) AND c.group_id = g.id ",
+     LEFT JOIN LATERAL (SELECT * FROM queen.consumer_groups WHERE queue_id = p.queue_id AND name = u.name OFFSET 0) g ON true \
+     LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers WHERE partition_id = p.id AND group_id = g.id OFFSET 0) c ON true ",
     span_pages!("statement_timestamp()", "c.partition_id IS NOT NULL "),
     "ORDER BY u.ord"
 );

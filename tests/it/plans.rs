@@ -1,5 +1,7 @@
 //! Cost follows the work at hand (design §5), also with plans that were made while the tables were empty.
 
+mod chosen;
+
 use serde_json::{Value, json};
 
 use crate::harness::{Pop, Road, TestBroker};

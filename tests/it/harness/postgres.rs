@@ -91,6 +91,16 @@ impl Database {
         Database { url, pool, name, is_migrated }
     }
 
+    /// A database, without a schema, of a server that is not the one of this run.
+    pub async fn of(server: &Server, name: &str) -> Database {
+        let mut connection = PgConnection::connect(&server.url("postgres")).await.unwrap();
+        connection.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
+        connection.close().await.unwrap();
+        let url = server.url(name);
+        let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&url).unwrap();
+        Database { url, pool, name: name.to_owned(), is_migrated: false }
+    }
+
     /// Where its server listens.
     pub fn upstream(&self) -> Upstream {
         let options = self.pool.connect_options();

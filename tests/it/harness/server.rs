@@ -28,6 +28,7 @@ pub enum Upstream {
 pub struct Server {
     base: String,
     query: String,
+    log: Option<PathBuf>,
     _lifeline: Option<ChildStdin>,
     _supervisor: Option<Child>,
 }
@@ -38,7 +39,7 @@ impl Server {
         static SERVER: OnceLock<Server> = OnceLock::new();
         SERVER.get_or_init(|| match std::env::var("REGENT_TEST_DATABASE_URL") {
             Ok(url) if !url.is_empty() => Server::outside(&url),
-            _ => Server::start(None),
+            _ => Server::start(None, ""),
         })
     }
 
@@ -58,15 +59,26 @@ impl Server {
         let (address, query) = url.split_once('?').map_or((url, String::new()), |(a, q)| (a, format!("?{q}")));
         let scheme_end = address.find("://").expect("REGENT_TEST_DATABASE_URL must be a URL") + 3;
         let end = address[scheme_end..].find('/').map_or(address.len(), |slash| scheme_end + slash);
-        Server { base: address[..end].to_owned(), query, _lifeline: None, _supervisor: None }
+        Server { base: address[..end].to_owned(), query, log: None, _lifeline: None, _supervisor: None }
     }
 
     /// A server of its own, with TLS on a port of the loopback address beside its socket.
     pub fn with_tls(tls: &Tls) -> Server {
-        Server::start(Some(tls))
+        Server::start(Some(tls), "max_connections = 40\nshared_buffers = 16MB\n")
     }
 
-    fn start(tls: Option<&Tls>) -> Server {
+    /// A server of its own, with these lines of configuration.
+    pub fn configured(settings: &str) -> Server {
+        Server::start(None, settings)
+    }
+
+    /// What it has written down so far.
+    pub fn log(&self) -> String {
+        let bytes = self.log.as_ref().map(std::fs::read).expect("a server of its own").unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn start(tls: Option<&Tls>, settings: &str) -> Server {
         let bin = binaries();
         let owner = Owner::find();
         let dir = PathBuf::from(format!("/tmp/regent-it-{}", uuid::Uuid::new_v4().simple()));
@@ -95,8 +107,8 @@ impl Server {
                 writeln!(config, "{setting} = '{}'", path.display()).unwrap();
             }
             writeln!(config, "ssl = on\nlisten_addresses = '127.0.0.1'\nport = {}", tls.port).unwrap();
-            writeln!(config, "max_connections = 40\nshared_buffers = 16MB").unwrap();
         }
+        config.write_all(settings.as_bytes()).unwrap();
         drop(config);
         let port = tls.map_or(5432, |tls| tls.port);
 
@@ -125,6 +137,7 @@ kill -QUIT "$server"; wait "$server"; cd /; rm -rf "$2""#;
         Server {
             base: format!("postgres://postgres@localhost:{port}"),
             query: format!("?host={}", dir.display()),
+            log: Some(dir.join("log")),
             _lifeline: lifeline,
             _supervisor: Some(supervisor),
         }
