@@ -44,8 +44,8 @@ pub struct Asked<'a> {
 pub type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
 
 /// Where partitions that do not exist are made. At first with their first messages, in one transaction. That fails as
-/// [`StoreError::Overtaken`](crate::store::StoreError::Overtaken) when somebody else makes one meanwhile, and is tried
-/// again; after some tries they are made beforehand, in a transaction of their own.
+/// [`StoreError::Overtaken`](crate::store::StoreError::Overtaken) when somebody else makes one meanwhile, and is tried again (`until_made!`); after some tries
+/// they are made beforehand, in a transaction of their own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Making {
     overtaken: u32,
@@ -64,6 +64,21 @@ impl Making {
         self.overtaken < Making::OVERTAKEN_MAX
     }
 }
+
+/// Runs `$flush`, again each time that somebody else makes one of its partitions meanwhile. `$making` says to it where to make
+/// them. (No function: rustc cannot tell that the future of an async closure which borrows can be sent.)
+macro_rules! until_made {
+    (|$making:ident| $flush:expr) => {{
+        let mut $making = $crate::broker::append::Making::default();
+        loop {
+            match $flush.await {
+                Err($crate::store::StoreError::Overtaken) => $making = $making.again(),
+                flushed => break flushed,
+            }
+        }
+    }};
+}
+pub(in crate::broker) use until_made;
 
 /// Locks every partition that can exist, in id order, and allots keys to missing ones, which are made when their first
 /// messages are stored. `keys` come sorted.

@@ -66,13 +66,7 @@ pub async fn flush(
     batches: &[PartitionBatch],
     look_up: bool,
 ) -> StoreResult<Flushed> {
-    let mut making = Making::default();
-    loop {
-        match flush_once(store, memory, writing, batches, look_up, making).await {
-            Err(StoreError::Overtaken) => making = making.again(),
-            flushed => return flushed,
-        }
-    }
+    append::until_made!(|making| flush_once(store, memory, writing, batches, look_up, making))
 }
 
 async fn flush_once(

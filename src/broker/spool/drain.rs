@@ -203,18 +203,11 @@ impl Drain {
         let Some(options) = found.get(queue) else { return Err(Refusal::Passing("the queue is being deleted".into())) };
         let packed = self.pack(options, records).map_err(Refusal::Permanent)?;
         let key = PartitionKey { queue: options.id, name: partition.to_owned() };
-        let mut making = Making::default();
-        loop {
-            match self.append(options, &key, records, &packed, making).await {
-                Err(StoreError::Overtaken) => making = making.again(),
-                Ok(true) => return Ok(()),
-                Ok(false) => {
-                    self.queues.forget(queue);
-                    return Err(Refusal::Passing("the queue is being deleted".into()));
-                }
-                Err(error) => return Err(error.into()),
-            }
+        if append::until_made!(|making| self.append(options, &key, records, &packed, making))? {
+            return Ok(());
         }
+        self.queues.forget(queue);
+        Err(Refusal::Passing("the queue is being deleted".into()))
     }
 
     /// One transaction; `false`: the queue is gone.

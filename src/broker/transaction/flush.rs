@@ -45,13 +45,7 @@ pub async fn flush(
     writing: &Writing,
     opening: Opening,
 ) -> StoreResult<Flushed> {
-    let mut making = Making::default();
-    loop {
-        match flush_once(store, memory, jobs, writing, opening, making).await {
-            Err(StoreError::Overtaken) => making = making.again(),
-            flushed => return flushed,
-        }
-    }
+    append::until_made!(|making| flush_once(store, memory, jobs, writing, opening, making))
 }
 
 async fn flush_once(

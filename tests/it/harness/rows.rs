@@ -218,6 +218,29 @@ impl Database {
         tx.commit().await.unwrap();
     }
 
+    /// Makes segments `seconds` older without the locks of [`Database::age`]: beside a transaction that holds partitions.
+    pub async fn age_beside_locks(&self, seconds: i32) {
+        for sql in [
+            "UPDATE queen.log_segments SET created_at = created_at - make_interval(secs => $1)",
+            "UPDATE queen.log_age_lists SET oldest_at = oldest_at - make_interval(secs => $1)",
+        ] {
+            sqlx::query(sql).bind(f64::from(seconds)).execute(&self.pool).await.unwrap();
+        }
+        self.execute("UPDATE queen.retention_queues SET check_at = clock_timestamp()").await;
+    }
+
+    /// Adds lists of ages by hand: what `query` answers of (kind, queue, age, partitions).
+    pub async fn add_age_lists(&self, query: &str) {
+        let sql = format!("INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids) {query}");
+        sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+
+    /// The same in the place of all lists of segments: `query` answers (queue, age, partitions).
+    pub async fn list_segments_by_hand(&self, query: &str) {
+        self.execute("DELETE FROM queen.log_age_lists WHERE kind = 0").await;
+        self.add_age_lists(&format!("SELECT 0, l.* FROM ({query}) l")).await;
+    }
+
     /// Whether retention has looked at a queue since the last change of its options or ages.
     pub async fn is_queue_swept(&self, queue: &str) -> bool {
         let sql = "SELECT count(*) FROM queen.retention_queues r JOIN queen.queues q ON q.id = r.queue_id

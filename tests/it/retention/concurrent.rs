@@ -146,13 +146,7 @@ async fn a_locked_partition_holds_up_no_other() {
         .await
         .unwrap();
     // Without the locks that ageing takes elsewhere.
-    for sql in [
-        "UPDATE queen.log_segments SET created_at = created_at - interval '60 seconds'",
-        "UPDATE queen.log_age_lists SET oldest_at = oldest_at - interval '60 seconds'",
-        "UPDATE queen.retention_queues SET check_at = clock_timestamp()",
-    ] {
-        broker.db.execute(sql).await;
-    }
+    broker.db.age_beside_locks(60).await;
     starts_at(&broker.db, "free", 1).await;
     let start = Instant::now();
     broker.push_ids("q", "free", ["b"]).await;

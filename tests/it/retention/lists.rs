@@ -214,14 +214,12 @@ async fn what_is_listed_for_nothing_goes() {
     .await;
     broker.configure("q", json!({ "retentionEnabled": true, "retentionSeconds": 50 })).await;
     broker.push_ids("q", "p", ["a"]).await;
-    for sql in [
-        "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
-         SELECT k, q.id, now() + interval '1 hour', ARRAY[p.id, 99999, p.id]
+    for lists in [
+        "SELECT k, q.id, now() + interval '1 hour', ARRAY[p.id, 99999, p.id]
            FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id CROSS JOIN generate_series(0, 1) AS k",
-        "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
-         VALUES (0, 77777, now(), ARRAY[99998, 99999]), (1, 77777, now(), ARRAY[99999])",
+        "VALUES (0, 77777, now(), ARRAY[99998, 99999]), (1, 77777, now(), ARRAY[99999])",
     ] {
-        broker.db.execute(sql).await;
+        broker.db.add_age_lists(lists).await;
     }
     eventually(PATIENCE, async || entries(&broker.db, STALE).await.is_empty()).await;
     pass(&broker, 60).await;
@@ -239,26 +237,14 @@ async fn a_long_list_goes_in_several_steps_around_what_is_locked() {
     let mut serial = 0;
     push_to(&broker, "q", &(0..LANES).collect::<Vec<_>>(), &mut serial).await;
     broker.db.walked().await;
-    broker.db.execute("DELETE FROM queen.log_age_lists WHERE kind = 0").await;
-    broker
-        .db
-        .execute(
-            "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
-             SELECT 0, queue_id, min(last_write_at), array_agg(id) FROM queen.log_partitions GROUP BY queue_id",
-        )
-        .await;
+    let together = "SELECT queue_id, min(last_write_at), array_agg(id) FROM queen.log_partitions GROUP BY queue_id";
+    broker.db.list_segments_by_hand(together).await;
     let mut holder = broker.db.pool.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM queen.log_partitions WHERE name IN ('p3', 'p20') ORDER BY id FOR NO KEY UPDATE")
         .execute(&mut *holder)
         .await
         .unwrap();
-    for sql in [
-        "UPDATE queen.log_segments SET created_at = created_at - interval '60 seconds'",
-        "UPDATE queen.log_age_lists SET oldest_at = oldest_at - interval '60 seconds'",
-        "UPDATE queen.retention_queues SET check_at = clock_timestamp()",
-    ] {
-        broker.db.execute(sql).await;
-    }
+    broker.db.age_beside_locks(60).await;
     for lane in (0..LANES).filter(|lane| ![3, 20].contains(lane)) {
         starts_at(&broker.db, &format!("p{lane}"), 1).await;
     }
@@ -284,9 +270,8 @@ async fn a_look_for_work_reads_no_list_that_is_not_due() {
     broker.db.walked().await;
     broker
         .db
-        .execute(
-            "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
-             SELECT n % 2, q.id, now() - make_interval(secs => n / 10), ARRAY[n]
+        .add_age_lists(
+            "SELECT n % 2, q.id, now() - make_interval(secs => n / 10), ARRAY[n]
                FROM queen.queues q CROSS JOIN generate_series(1, 10000) AS n",
         )
         .await;
@@ -319,12 +304,11 @@ async fn lists_of_scattered_ages_are_packed_behind_the_steps() {
     for sql in [
         "UPDATE queen.log_segments SET created_at = now() - make_interval(secs => 2000) WHERE base_offset = 0",
         "UPDATE queen.log_segments SET created_at = now() - make_interval(secs => random() * 900) WHERE base_offset = 1",
-        "DELETE FROM queen.log_age_lists WHERE kind = 0",
-        "INSERT INTO queen.log_age_lists (kind, queue_id, oldest_at, partition_ids)
-         SELECT 0, queue_id, now() - make_interval(secs => 2000), ARRAY[id] FROM queen.log_partitions",
     ] {
         broker.db.execute(sql).await;
     }
+    let apart = "SELECT queue_id, now() - make_interval(secs => 2000), ARRAY[id] FROM queen.log_partitions";
+    broker.db.list_segments_by_hand(apart).await;
     broker
         .configure("q", json!({ "dedupWindowSeconds": 0, "retentionEnabled": true, "retentionSeconds": 1_000 }))
         .await;
