@@ -40,6 +40,7 @@ use crate::broker::persistent::Persistent;
 use crate::ids::{GroupId, LeaseId, PartitionId, QueueId};
 use crate::spans;
 use crate::store::Store;
+use crate::store::advances::OnLocked;
 use meter::{AckMeter, Road};
 use outcome::Change;
 use plan::{Call, Group};
@@ -338,7 +339,8 @@ impl Inner {
             Ok(answer) => match answer.await {
                 Ok(Covered::Miss(miss)) => self.missed(miss),
                 Ok(Covered::Hit(hit)) => {
-                    let flushed = Box::pin(self.flusher.advance(std::slice::from_ref(&hit.advance))).await;
+                    let flushed =
+                        Box::pin(self.flusher.advance(std::slice::from_ref(&hit.advance), OnLocked::Wait)).await;
                     let flushed = flushed.first().copied().unwrap_or(Flushed::Failed);
                     if flushed == Flushed::Committed {
                         self.listener.released(group.partition, hit.advance.group, Release::Finished);

@@ -22,6 +22,7 @@ use super::ack::meter::AckMeter;
 use super::fusion_batch::{Batch, Caps, Fused};
 use super::lease::{Hit, Miss};
 use crate::spans::{self, Place};
+use crate::store::advances::OnLocked;
 
 pub mod flush;
 #[cfg(test)]
@@ -278,7 +279,7 @@ async fn flush_batch(tools: ShardTools, batch: Batch<Pending>, done: SayDone) {
     let started = Instant::now();
     let asked = rows.iter().flat_map(|row| std::iter::once(&row.waiter).chain(&row.followers));
     let asked: Vec<Place> = asked.filter_map(|pending| pending.room.asked.clone().if_traced()).collect();
-    let outcomes = spans::shared("flush of acks", asked, tools.flusher.advance(&advances)).await;
+    let outcomes = spans::shared("flush of acks", asked, tools.flusher.advance(&advances, OnLocked::Skip)).await;
     tools.meter.flushed(advances.len(), started.elapsed());
     // The next flush is on its way while these answers are given.
     drop(done);

@@ -52,6 +52,17 @@ const ADVANCE_ONE: &str = concat!(
     unpurged!()
 );
 
+/// The same for a row that may be locked.
+const ADVANCE_ONE_UNLOCKED: &str = concat!(
+    "WITH locked AS MATERIALIZED ( \
+       SELECT c.ctid AS place FROM queen.log_consumers c \
+       WHERE c.partition_id = $1 AND c.group_id = $2 AND c.worker_id = $3 AND c.committed = $4 AND c.batch_end = $5 AND ",
+    unpurged!(),
+    " FOR NO KEY UPDATE OF c SKIP LOCKED) ",
+    advance_set!("$5"),
+    "FROM locked l WHERE c.ctid = l.place AND c.lease_expires_at > clock_timestamp()"
+);
+
 /// A locked row is found again by its place, not by a second descent of the index. One that changed while its lock was waited for
 /// (an extended lease) has a place that this statement cannot see yet: it counts as refused, and resolution takes it.
 macro_rules! advance_many {
@@ -91,8 +102,12 @@ impl Store {
     /// order. One flag per row, in order: advanced, or refused and untouched.
     pub async fn advance(&self, rows: &[PositionalAdvance], on_locked: OnLocked) -> StoreResult<Vec<bool>> {
         let mut advanced = vec![false; rows.len()];
-        if let ([one], OnLocked::Wait) = (rows, on_locked) {
-            let done = sqlx::query(ADVANCE_ONE)
+        if let [one] = rows {
+            let sql = match on_locked {
+                OnLocked::Wait => ADVANCE_ONE,
+                OnLocked::Skip => ADVANCE_ONE_UNLOCKED,
+            };
+            let done = sqlx::query(sql)
                 .bind(one.partition.0)
                 .bind(one.group.0)
                 .bind(one.worker.0)

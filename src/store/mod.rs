@@ -131,6 +131,11 @@ impl Store {
         self.pool.options().get_max_connections() + self.claims.options().get_max_connections()
     }
 
+    /// Connections that may be open for what must be durable when it is answered.
+    pub fn durable_max(&self) -> u32 {
+        self.pool.options().get_max_connections()
+    }
+
     /// Closes both pools after their checked-out connections came back.
     pub async fn close(&self) {
         self.claims.close().await;

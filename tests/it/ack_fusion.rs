@@ -1,4 +1,4 @@
-//! One shard of fused acks, seen from outside (`spec/ack.md` §7, design §3): a locked cursor row holds its flush in flight,
+//! One shard of fused acks, seen from outside (`spec/ack.md` §7, design §3): a lock on all cursors holds its flush in flight,
 //! and what is acknowledged meanwhile gathers. Cursor rows of one commit share their `xmin`.
 
 use std::collections::HashMap;
@@ -54,24 +54,20 @@ impl Stand {
         text.lines().filter(of_family).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Locks the cursor of a partition, has it acknowledged, and waits until that flush waits for the lock.
-    async fn blocked(&self, popped: &Popped, partition: usize) -> (Transaction<'static, Postgres>, Acking) {
+    /// Locks all cursors, has one acknowledged, and waits until that flush waits for the lock.
+    async fn blocked(&self, popped: &Popped) -> (Transaction<'static, Postgres>, Acking) {
         let mut lock = self.db.pool.begin().await.unwrap();
-        sqlx::query(
-            "SELECT 1 FROM queen.log_consumers WHERE partition_id = (SELECT id FROM queen.log_partitions WHERE name = $1) FOR UPDATE",
-        )
-        .bind(name(partition))
-        .fetch_one(&mut *lock)
-        .await
-        .unwrap();
+        sqlx::query("LOCK TABLE queen.log_consumers IN EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
         let acking = self.ack(popped);
-        eventually(PATIENCE, async || {
-            let waiting =
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-            sqlx::query_scalar::<_, i64>(waiting).fetch_one(&self.db.pool).await.unwrap() == 1
-        })
-        .await;
+        eventually(PATIENCE, async || self.waiting("WITH locked AS %").await == 1).await;
         (lock, acking)
+    }
+
+    /// Statements like this one that wait for a lock.
+    async fn waiting(&self, like: &str) -> i64 {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1";
+        sqlx::query_scalar(sql).bind(like).fetch_one(&self.db.pool).await.unwrap()
     }
 
     /// Waits until this many advances wait behind the flush in flight.
@@ -121,7 +117,7 @@ async fn what_gathers_behind_a_flush_shares_the_next_commits_within_their_caps()
     for (variables, expected) in cases {
         let stand = Stand::with(variables.as_slice()).await;
         let (first, others) = (stand.leased(0..1).await, stand.leased(1..13).await);
-        let (lock, acking) = stand.blocked(&first, 0).await;
+        let (lock, acking) = stand.blocked(&first).await;
         let gathering = stand.ack(&others);
         stand.gathered(12.0).await;
         assert_eq!(stand.committed(5).await, -1, "one flush in flight per shard");
@@ -141,7 +137,7 @@ async fn a_full_shard_makes_an_ack_wait_then_answers_pool_and_its_lease_stands()
     ];
     let stand = Stand::with(&variables).await;
     let leases = [stand.leased(0..1).await, stand.leased(1..2).await, stand.leased(2..3).await];
-    let (lock, first) = stand.blocked(&leases[0], 0).await;
+    let (lock, first) = stand.blocked(&leases[0]).await;
     let second = stand.ack(&leases[1]);
     stand.gathered(1.0).await;
     let began = Instant::now();
@@ -158,7 +154,7 @@ async fn a_full_shard_makes_an_ack_wait_then_answers_pool_and_its_lease_stands()
 async fn leases_that_expire_between_hit_and_flush_are_refused_and_the_others_commit() {
     let stand = Stand::with(&[]).await;
     let (first, others) = (stand.leased(0..1).await, stand.leased(1..5).await);
-    let (mut lock, acking) = stand.blocked(&first, 0).await;
+    let (mut lock, acking) = stand.blocked(&first).await;
     let gathering = stand.ack(&others);
     stand.gathered(4.0).await;
     sqlx::query(
@@ -189,7 +185,7 @@ async fn leases_that_expire_between_hit_and_flush_are_refused_and_the_others_com
 async fn shutdown_flushes_once_what_was_taken_in() {
     let mut stand = Stand::with(&[]).await;
     let (first, others) = (stand.leased(0..1).await, stand.leased(1..8).await);
-    let (lock, acking) = stand.blocked(&first, 0).await;
+    let (lock, acking) = stand.blocked(&first).await;
     let gathering = stand.ack(&others);
     stand.gathered(7.0).await;
     stand.process.ask_to_stop();
@@ -201,6 +197,34 @@ async fn shutdown_flushes_once_what_was_taken_in() {
     assert_eq!(stand.commits(0..1).await, [1]);
     assert_eq!(stand.commits(1..8).await, [7], "one flush for all that waited");
     assert_eq!(stand.db.live_leases().await, 0);
+}
+
+/// Somebody who keeps cursors locked for long (a seek over very many partitions) holds up the acks of those cursors and
+/// no others: not those that would have shared their flush, and not by taking all connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_cursor_holds_up_its_own_acks_only() {
+    const LOCKED: usize = 8;
+    // Six connections, of which one group's resolutions take three.
+    let stand = Stand::with(&[("REGENT_POOL_CHECKOUT_TIMEOUT_MS", "30000")]).await;
+    let mut held = Vec::new();
+    for partition in 0..LOCKED {
+        held.push(stand.leased(partition..partition + 1).await);
+    }
+    let free = stand.leased(LOCKED..LOCKED + 4).await;
+    let mut lock = stand.db.pool.begin().await.unwrap();
+    let sql = "SELECT 1 FROM queen.log_consumers WHERE partition_id IN
+                 (SELECT id FROM queen.log_partitions WHERE name = ANY($1)) FOR UPDATE";
+    let names: Vec<String> = (0..LOCKED).map(name).collect();
+    sqlx::query(sql).bind(names).fetch_all(&mut *lock).await.unwrap();
+    let acking: Vec<Acking> = held.iter().map(|popped| stand.ack(popped)).collect();
+    eventually(PATIENCE, async || stand.waiting("%").await == 3).await;
+    assert!(all_done(&stand.ack(&free).await.unwrap()));
+    stand.client.push_ids("q", "p0", ["another"]).await;
+    assert_eq!(stand.waiting("%").await, 3, "the locks are held still");
+    lock.rollback().await.unwrap();
+    for acking in acking {
+        assert!(all_done(&acking.await.unwrap()));
+    }
 }
 
 /// The partition's actor leaves with each ack and comes back with each pop.

@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::item::{AckAnswer, AckError, Acked};
 use super::outcome::{Change, change_of, letter_of, policy_of, position_of, resolved, write_of};
@@ -24,6 +25,8 @@ use crate::store::{Store, StoreError, StoreResult};
 
 /// Acks of one partition take turns here, so that they do not lose writes to each other.
 const LANES: usize = 1024;
+/// Groups that share [`Settler::rooms`].
+const ROOMS: usize = 64;
 /// Lost writes in a row before the call gives up. Each means that another broker's ack on the same cursor landed.
 const ATTEMPTS_MAX: u32 = 64;
 /// Connections lost in a row while reading.
@@ -33,6 +36,9 @@ const READ_ATTEMPTS_MAX: u32 = 3;
 pub struct Settler {
     store: Store,
     lanes: Box<[Mutex<()>]>,
+    /// One group's acks hold half of the connections at most: while an operator moves all of its cursors, each of them waits
+    /// for a row.
+    rooms: Box<[Semaphore]>,
     search: Search,
     checkout_timeout: Duration,
     lookup_timeout: Duration,
@@ -60,14 +66,19 @@ enum Written {
 impl Settler {
     /// `checkout_timeout` bounds the wait for a turn, `lookup_timeout` the search for a lost answer.
     pub fn new(store: Store, search: Search, checkout_timeout: Duration, lookup_timeout: Duration) -> Settler {
-        Settler { store, lanes: (0..LANES).map(|_| Mutex::new(())).collect(), search, checkout_timeout, lookup_timeout }
+        let room = (store.durable_max() as usize / 2).max(1);
+        let lanes = (0..LANES).map(|_| Mutex::new(())).collect();
+        let rooms = (0..ROOMS).map(|_| Semaphore::new(room)).collect();
+        Settler { store, lanes, rooms, search, checkout_timeout, lookup_timeout }
     }
 
     /// Settles one group. `in_doubt`: an advance of this very lease may have been committed unseen, so that a lease that
     /// is gone proves nothing.
     pub async fn settle(&self, call: &Call, group: &Group, in_doubt: bool) -> Settled {
-        let turn = tokio::time::timeout(self.checkout_timeout, self.turn(group.partition)).await;
-        let Ok(_turn) = turn else { return refuse(group, AckError::Pool) };
+        let turn = async { (self.turn(group.partition).await, self.room(&call.group_name).await) };
+        let Ok(_held) = tokio::time::timeout(self.checkout_timeout, turn).await else {
+            return refuse(group, AckError::Pool);
+        };
         for _ in 0..ATTEMPTS_MAX {
             match self.attempt(call, group, in_doubt).await {
                 Ok(Some(settled)) => return settled,
@@ -80,6 +91,11 @@ impl Settler {
 
     async fn turn(&self, partition: PartitionId) -> MutexGuard<'_, ()> {
         self.lanes[(partition.0 as u64 % LANES as u64) as usize].lock().await
+    }
+
+    /// `None`: closed, which it never is.
+    async fn room(&self, group: &str) -> Option<SemaphorePermit<'_>> {
+        self.rooms[(xxh3_64(group.as_bytes()) % ROOMS as u64) as usize].acquire().await.ok()
     }
 
     /// One round of read, decide, write. `None`: the write lost.

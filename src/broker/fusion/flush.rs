@@ -45,9 +45,11 @@ impl Flusher {
         Flusher { store, flush_timeout, lookup_timeout, meter }
     }
 
-    /// Advances these rows durably; one outcome per row, in order. Every row is a different (partition, group, worker).
-    pub async fn advance(&self, rows: &[PositionalAdvance]) -> Vec<Flushed> {
-        let outcomes = match self.send(rows, OnLocked::Wait).await {
+    /// Advances these rows durably; one outcome per row, in order. Every row is a different (partition, group, worker). Rows
+    /// that share a commit say [`OnLocked::Skip`]: whoever has locked one of them (a seek over a million partitions, say)
+    /// would hold up all the others. Resolution waits for that row.
+    pub async fn advance(&self, rows: &[PositionalAdvance], on_locked: OnLocked) -> Vec<Flushed> {
+        let outcomes = match self.send(rows, on_locked).await {
             Ok(landed) => landed_or(&landed, Flushed::Refused),
             Err(error) => {
                 self.meter.flush_failures.increment(1);
