@@ -7,10 +7,13 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::broker::ack::{AckItem, AckTarget, LeaseClaim};
 use crate::broker::ack_decision::AckStatus;
+use crate::http::json;
 use crate::ids::{QUEUE_MODE_GROUP, TransactionHash};
 
 #[cfg(test)]
@@ -87,7 +90,7 @@ impl<'a> Fields<'a> {
             "partitionId" => self.partition_id = value(map, Text, "partitionId", at)?,
             "leaseId" => self.lease_id = value(map, Text, "leaseId", at)?,
             "status" => self.status = value(map, Status, "status", at)?,
-            "error" => self.error = value(map, Text, "error", at)?,
+            "error" => self.error = value(map, Reason, "error", at)?,
             _ => {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -246,6 +249,20 @@ impl<'a> Visitor<'a> for Text {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
         Ok(Some(Cow::Owned(text.to_owned())))
+    }
+}
+
+/// A string that only informs, or `null` for absent.
+struct Reason;
+
+impl<'a> DeserializeSeed<'a> for Reason {
+    type Value = Option<Cow<'a, str>>;
+
+    fn deserialize<D: Deserializer<'a>>(self, value: D) -> Result<Self::Value, D::Error> {
+        match <&RawValue>::deserialize(value)? {
+            raw if raw.get() == "null" => Ok(None),
+            raw => json::informing(raw).map(Some).ok_or_else(|| D::Error::custom("must be a string")),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::broker::push::PushItem;
 use crate::broker::transaction::{Bundle, BundleAck};
 use crate::http::error::ApiError;
 use crate::http::extract::check_name;
+use crate::http::json;
 use crate::ids::{DEFAULT_PARTITION, QUEUE_MODE_GROUP, TransactionHash};
 
 #[cfg(test)]
@@ -91,16 +92,16 @@ impl<'a> Request<'a> {
     }
 
     fn push(&mut self, fields: &Fields<'a>, at: &dyn fmt::Display) -> Result<(), String> {
-        let queue = fields.lenient_text(Key::Queue).ok_or_else(|| format!("{at}.queue must be a string"))?;
-        let partition = fields.lenient_text(Key::Partition).unwrap_or(Cow::Borrowed(DEFAULT_PARTITION));
-        let transaction_id = fields.lenient_text(Key::TransactionId).filter(|text| !text.is_empty());
+        let queue = fields.lenient_text(Key::Queue, at)?.ok_or_else(|| format!("{at}.queue must be a string"))?;
+        let partition = fields.lenient_text(Key::Partition, at)?.unwrap_or(Cow::Borrowed(DEFAULT_PARTITION));
+        let transaction_id = fields.lenient_text(Key::TransactionId, at)?.filter(|text| !text.is_empty());
         let named =
             [("queue", Some(&queue)), ("partition", Some(&partition)), ("transactionId", transaction_id.as_ref())];
         for (field, text) in named.into_iter().filter_map(|(field, text)| Some((field, text?))) {
             check_name(&format!("{at}.{field}"), text).map_err(text_of)?;
         }
         let payload = fields.get(Key::Payload).or_else(|| fields.get(Key::Data)).map_or("{}", RawValue::get);
-        let trace_id = fields.lenient_text(Key::TraceId).and_then(|text| Uuid::try_parse(&text).ok());
+        let trace_id = fields.get(Key::TraceId).and_then(text_in).and_then(|text| Uuid::try_parse(&text).ok());
         self.slots.push(Slot::Push(self.pushes.len()));
         self.pushes.push(Pushed { queue, partition, transaction_id, trace_id, payload });
         Ok(())
@@ -115,7 +116,7 @@ impl<'a> Request<'a> {
             lease: LeaseClaim::parse(&text(Key::LeaseId)?.unwrap_or_default()),
             transaction: (!id.is_empty()).then(|| TransactionHash::of(&id)),
             status: fields.status(at)?,
-            reason: text(Key::Error)?.map(|text| text.into_owned().into_boxed_str()),
+            reason: fields.reason(at)?,
         };
         self.slots.push(Slot::Ack(self.acks.len()));
         self.acks.push(BundleAck { group, item });
@@ -229,12 +230,13 @@ impl Key {
 
     fn name(self) -> &'static str {
         match self {
+            Key::Queue => "queue",
+            Key::Partition => "partition",
             Key::TransactionId => "transactionId",
             Key::PartitionId => "partitionId",
             Key::ConsumerGroup => "consumerGroup",
             Key::Status => "status",
-            Key::LeaseId => "leaseId",
-            _ => "error",
+            _ => "leaseId",
         }
     }
 }
@@ -253,9 +255,13 @@ impl<'a> Fields<'a> {
         self.0.get(key as usize).copied().flatten()
     }
 
-    /// A string; anything else counts as absent.
-    fn lenient_text(&self, key: Key) -> Option<Cow<'a, str>> {
-        text_in(self.get(key)?)
+    /// A string; anything else counts as absent. A string that is no Unicode is an error: taken for absent, it would
+    /// put the message into another partition, or past its deduplication.
+    fn lenient_text(&self, key: Key, at: &dyn fmt::Display) -> Result<Option<Cow<'a, str>>, String> {
+        match self.get(key).filter(|raw| raw.get().starts_with('"')) {
+            None => Ok(None),
+            Some(raw) => text_in(raw).map(Some).ok_or_else(|| format!("{at}.{} must be Unicode text", key.name())),
+        }
     }
 
     /// A string, or absent; `null` is absent, anything else an error.
@@ -265,6 +271,13 @@ impl<'a> Fields<'a> {
             Some(raw) if raw.get() == "null" => Ok(None),
             Some(raw) => text_in(raw).map(Some).ok_or_else(|| format!("{at}.{} must be a string", key.name())),
         }
+    }
+
+    /// The reason of an ack, as on the ack route; empty is absent.
+    fn reason(&self, at: &dyn fmt::Display) -> Result<Option<Box<str>>, String> {
+        let Some(raw) = self.get(Key::Error).filter(|raw| raw.get() != "null") else { return Ok(None) };
+        let text = json::informing(raw).ok_or_else(|| format!("{at}.error must be a string"))?;
+        Ok(Some(text).filter(|text| !text.is_empty()).map(|text| text.into_owned().into_boxed_str()))
     }
 
     /// As on the ack route: words, and booleans by convention.

@@ -10,6 +10,7 @@ on_every_road!(
     completed_items_below_a_dead_letter_are_committed,
     the_row_is_a_snapshot,
     the_reason_is_the_poisons_then_the_groups_then_a_default,
+    a_reason_that_is_no_unicode_fails_no_ack,
     the_retry_count_is_snapshotted,
     a_deleted_message_cannot_be_dead_lettered,
     a_dead_letter_at_the_end_of_the_batch_finishes_it,
@@ -107,6 +108,30 @@ async fn the_reason_is_the_poisons_then_the_groups_then_a_default(broker: &TestB
     let m = pop(broker).await.messages;
     broker.ack(GROUP, vec![m[0].failed("handler blew up")]).await;
     assert_eq!(reason(3).await, "handler blew up");
+}
+
+/// A payload may hold half a surrogate pair, so a handler's error may quote it. Refused for that, the ack would take its
+/// whole batch along, and the message would come back for ever without being charged.
+async fn a_reason_that_is_no_unicode_fails_no_ack(broker: &TestBroker) {
+    let popped = leased(broker, 4).await;
+    let odd =
+        |message: &Message, reason| with_reason(message.item("dlq"), "REASON").to_string().replace("REASON", reason);
+    let batch = format!(
+        r#"{{"consumerGroup":"{GROUP}","acknowledgments":[{},{}]}}"#,
+        popped.messages[0].item("completed"),
+        odd(&popped.messages[1], r"cut \ud83d here\n\u00e9\ud83d\ude00"),
+    );
+    let results = broker.post("/api/v1/ack/batch", batch).await.expect(200).json();
+    assert_eq!((&results[0]["success"], &results[1]["dlq"]), (&json!(true), &json!(true)), "{results}");
+    let popped = pop(broker).await;
+    let item = odd(&popped.messages[0], r"\udc00\ud800");
+    let single = item.replacen('{', &format!(r#"{{"consumerGroup":"{GROUP}","#), 1);
+    let results = broker.post("/api/v1/ack", single).await.expect(200).json();
+    assert_eq!(results[0]["dlq"], true, "{results}");
+    let reasons: Vec<String> = broker.db.dead_letters().await.into_iter().map(|row| row.reason).collect();
+    assert!(reasons[0].starts_with("cut \u{fffd}") && reasons[0].ends_with(" here\né😀"), "{reasons:?}");
+    assert!(!reasons[1].is_empty() && reasons[1].chars().all(|c| c == '\u{fffd}'), "{reasons:?}");
+    assert_eq!(pop(broker).await.ids(), ["m3"]);
 }
 
 async fn the_retry_count_is_snapshotted(broker: &TestBroker) {

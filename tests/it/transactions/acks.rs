@@ -15,6 +15,7 @@ on_every_road!(
     a_queue_without_dead_letters_drops,
     retry_charges_nothing,
     dlq_files_at_once_with_its_reason,
+    a_reason_that_is_no_unicode_fails_no_bundle,
     an_id_below_the_cursor_is_a_success,
     one_bundle_acks_for_several_groups_and_queues,
     a_lease_over_several_partitions_is_acked_in_one_bundle,
@@ -141,6 +142,20 @@ async fn dlq_files_at_once_with_its_reason(broker: &TestBroker) {
     assert_eq!(cursor(broker).await.committed, 1);
     assert_eq!(broker.db.dead_letters().await[0].reason, "poison");
     assert_eq!(pop(broker, "in", "p").await.ids(), ["c"]);
+}
+
+/// As on the ack routes: a handler's error may quote half a surrogate pair out of a payload.
+async fn a_reason_that_is_no_unicode_fails_no_bundle(broker: &TestBroker) {
+    let popped = leased(broker, &["a", "b"]).await;
+    let mut nack = ack_op(&popped.messages[0], "dlq");
+    nack["error"] = json!("REASON");
+    let body = json!({ "operations": [nack, push_op("out", "p", "x")] }).to_string().replace("REASON", r"cut \ud83d");
+    let answer = broker.post("/api/v1/transaction", body).await.expect(200).json();
+    assert_eq!((&answer["success"], &answer["results"][0]["dlq"]), (&json!(true), &json!(true)), "{answer}");
+    let reason = &broker.db.dead_letters().await[0].reason;
+    assert!(reason.starts_with("cut \u{fffd}"), "{reason}");
+    assert_eq!(stored(broker, "out", "p").await, ["x"]);
+    assert_eq!(pop(broker, "in", "p").await.ids(), ["b"]);
 }
 
 /// §2.3 and §11 Q3: it moves nothing, also for a signal.

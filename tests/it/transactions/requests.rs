@@ -44,6 +44,30 @@ async fn the_answer_lists_operations_in_request_order_with_the_keys_of_the_speci
     assert!(results.iter().all(|r| r.get("messageId") != Some(&body["transactionId"])), "it is no message's id");
 }
 
+/// Taken for absent, a name that is no Unicode would put the message into another partition or past its deduplication.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pushed_name_that_is_no_unicode_is_refused_and_not_replaced_by_a_default() {
+    let broker = TestBroker::start().await;
+    for field in ["queue", "partition", "transactionId"] {
+        for flat in [true, false] {
+            let mut item = json!({ "queue": "out", "partition": "p", "transactionId": "x", "payload": 1 });
+            item[field] = json!("ODD");
+            let operation = if flat {
+                item["type"] = json!("push");
+                item
+            } else {
+                json!({ "type": "push", "items": [item] })
+            };
+            let body = json!({ "operations": [push_op("out", "p", "y"), operation] });
+            let body = body.to_string().replace("ODD", r"id-\ud83d");
+            let answer = broker.post("/api/v1/transaction", body).await.expect(400).json();
+            assert_eq!((&answer["success"], &answer["reason"]), (&json!(false), &json!("bad_request")), "{answer}");
+            assert!(answer["error"].as_str().unwrap().contains(&format!("{field} must be")), "{answer}");
+        }
+    }
+    assert!(broker.db.queue_names().await.is_empty(), "nothing has happened");
+}
+
 /// §11 Q1.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bundle_of_nothing_commits() {

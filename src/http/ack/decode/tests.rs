@@ -66,6 +66,9 @@ fn a_wrong_type_names_item_and_field() {
     let wrong = |item: &str| refusal(&format!(r#"{{"acknowledgments":[{{}},{item}]}}"#));
     assert!(wrong(r#"{"transactionId":7}"#).starts_with("acknowledgments[1].transactionId: invalid type: integer `7`"));
     assert!(wrong(r#"{"leaseId":["a"]}"#).starts_with("acknowledgments[1].leaseId: "));
+    for error in ["7", "{}", "[\"a\"]", "false"] {
+        assert!(wrong(&format!(r#"{{"error":{error}}}"#)).starts_with("acknowledgments[1].error: must be a string"));
+    }
     assert!(wrong(r#"{"status":1}"#).contains("acknowledgments[1].status: "));
     assert!(wrong(r#"["a","b"]"#).contains("acknowledgments[1] to be an object"));
     assert!(wrong("null").contains("acknowledgments[1] to be an object"));
