@@ -74,11 +74,18 @@ async fn rolls_back(client: &Client, db: &Database, body: Value, reason: &str, w
     }
 }
 
-/// Every row of the schema as text, without the brokers' own heartbeats.
+/// Every row of the schema as text, without the brokers' own heartbeats. Of retention's lists what is in them: retention
+/// packs them when it will, at the latest in the walk of every hour.
 async fn dump(db: &Database) -> BTreeMap<String, String> {
     let mut tables = BTreeMap::new();
     for table in db.row_counts().await.into_keys() {
-        let sql = format!("SELECT coalesce(string_agg(t::text, E'\\n' ORDER BY t::text), '') FROM queen.{table} t");
+        let rows = match table.as_str() {
+            "log_age_lists" => {
+                "(SELECT DISTINCT kind, queue_id, unnest(partition_ids) FROM queen.log_age_lists)".into()
+            }
+            table => format!("queen.{table}"),
+        };
+        let sql = format!("SELECT coalesce(string_agg(t::text, E'\\n' ORDER BY t::text), '') FROM {rows} t");
         let rows: String = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&db.pool).await.unwrap();
         tables.insert(table, rows);
     }
