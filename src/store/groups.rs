@@ -192,17 +192,18 @@ impl Store {
         .timed("group delete")
         .await?;
         let (ids, queues): (Vec<i32>, Vec<i32>) = groups.into_iter().unzip();
-        // One probe per partition and rows by their place: no order of joins that stale statistics could get wrong.
+        // By key, not by place: a cursor that an ack moved while its lock was waited for has a place that this statement cannot see.
         let deleted: i64 = sqlx::query_scalar(
             "WITH lanes AS MATERIALIZED ( \
                SELECT p.id, u.group_id FROM unnest($1::int[], $2::int[]) AS u (group_id, queue_id) \
                JOIN queen.log_partitions p ON p.queue_id = ANY (ARRAY[u.queue_id]) ORDER BY p.id + 0, u.group_id), \
              doomed AS MATERIALIZED ( \
-               SELECT c.place FROM lanes l CROSS JOIN LATERAL ( \
-                 SELECT c.ctid AS place FROM queen.log_consumers c \
-                 WHERE c.partition_id = l.id AND c.group_id = l.group_id FOR UPDATE) c), \
+               SELECT c.partition_id, c.group_id FROM lanes l CROSS JOIN LATERAL ( \
+                 SELECT partition_id, group_id FROM queen.log_consumers \
+                 WHERE partition_id = l.id AND group_id = l.group_id FOR UPDATE) c), \
              gone AS ( \
-               DELETE FROM queen.log_consumers WHERE ctid = ANY (ARRAY(SELECT place FROM doomed)) RETURNING 1) \
+               DELETE FROM queen.log_consumers c USING doomed d \
+               WHERE c.partition_id = ANY (ARRAY[d.partition_id]) AND c.group_id = ANY (ARRAY[d.group_id]) RETURNING 1) \
              SELECT count(*) FROM gone",
         )
         .bind(&ids)

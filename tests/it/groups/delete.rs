@@ -142,6 +142,32 @@ async fn a_parked_pop_becomes_the_first_contact() {
     }
 }
 
+/// An ack that commits while the deletion waits for its cursor: that cursor goes, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cursor_that_moves_under_the_deletion_goes_with_its_group() {
+    let broker = TestBroker::start().await;
+    for lane in 0..3 {
+        broker.push_ids("q", &format!("p{lane}"), ["m0", "m1"]).await;
+    }
+    drain(&broker, "q", GROUP).await;
+    let mut ack = broker.db.pool.begin().await.unwrap();
+    sqlx::query("UPDATE queen.log_consumers SET committed = committed").execute(&mut *ack).await.unwrap();
+    let commits = async {
+        let waiting =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually(PATIENCE, async || {
+            sqlx::query_scalar::<_, i64>(waiting).fetch_one(&broker.db.pool).await.unwrap() > 0
+        })
+        .await;
+        ack.commit().await.unwrap();
+    };
+    let (deleted, ()) = tokio::join!(delete_group(&broker, GROUP, None, ""), commits);
+    assert_eq!(deleted, 3);
+    let left: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM queen.log_consumers").fetch_one(&broker.db.pool).await.unwrap();
+    assert_eq!(left, 0);
+}
+
 /// Deleting, popping and seeking one group all at once: no deadlock, no cursor that outlives its group, no lost message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_under_fire_stays_whole() {
