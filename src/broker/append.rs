@@ -44,8 +44,8 @@ pub struct Asked<'a> {
 pub type Known = HashMap<PartitionId, HashMap<TransactionHash, Offset>>;
 
 /// Where partitions that do not exist are made. At first with their first messages, in one transaction. That fails as
-/// [`StoreError::Overtaken`](crate::store::StoreError::Overtaken) when somebody else makes one meanwhile, and is tried again (`until_made!`); after some tries
-/// they are made beforehand, in a transaction of their own.
+/// [`StoreError::Overtaken`](crate::store::StoreError::Overtaken) when somebody else makes one meanwhile, and is tried
+/// again (`until_made!`); after some tries they are made beforehand, in a transaction of their own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Making {
     overtaken: u32,

@@ -30,6 +30,15 @@ macro_rules! unpurged {
         "EXISTS (SELECT 1 FROM queen.log_partitions p WHERE p.id = ANY (ARRAY[c.partition_id]) AND p.txns_start <= c.committed + 1)"
     };
 }
+/// Nothing that the one advance names has changed.
+macro_rules! one_lease {
+    () => {
+        concat!(
+            "c.partition_id = $1 AND c.group_id = $2 AND c.worker_id = $3 AND c.committed = $4 AND c.batch_end = $5 AND ",
+            unpurged!()
+        )
+    };
+}
 macro_rules! advance_set {
     ($end:literal) => {
         concat!(
@@ -45,19 +54,13 @@ macro_rules! advance_set {
     };
 }
 
-const ADVANCE_ONE: &str = concat!(
-    advance_set!("$5"),
-    "WHERE c.partition_id = $1 AND c.group_id = $2 AND c.worker_id = $3 AND c.committed = $4 AND c.batch_end = $5 \
-       AND c.lease_expires_at > clock_timestamp() AND ",
-    unpurged!()
-);
+const ADVANCE_ONE: &str =
+    concat!(advance_set!("$5"), "WHERE c.lease_expires_at > clock_timestamp() AND ", one_lease!());
 
 /// The same for a row that may be locked.
 const ADVANCE_ONE_UNLOCKED: &str = concat!(
-    "WITH locked AS MATERIALIZED ( \
-       SELECT c.ctid AS place FROM queen.log_consumers c \
-       WHERE c.partition_id = $1 AND c.group_id = $2 AND c.worker_id = $3 AND c.committed = $4 AND c.batch_end = $5 AND ",
-    unpurged!(),
+    "WITH locked AS MATERIALIZED ( SELECT c.ctid AS place FROM queen.log_consumers c WHERE ",
+    one_lease!(),
     " FOR NO KEY UPDATE OF c SKIP LOCKED) ",
     advance_set!("$5"),
     "FROM locked l WHERE c.ctid = l.place AND c.lease_expires_at > clock_timestamp()"

@@ -128,7 +128,7 @@ impl Store {
 
     /// Pooled connections that may be open.
     pub fn pool_max(&self) -> u32 {
-        self.pool.options().get_max_connections() + self.claims.options().get_max_connections()
+        self.durable_max() + self.claims.options().get_max_connections()
     }
 
     /// Connections that may be open for what must be durable when it is answered.

@@ -59,15 +59,8 @@ impl Stand {
         let mut lock = self.db.pool.begin().await.unwrap();
         sqlx::query("LOCK TABLE queen.log_consumers IN EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
         let acking = self.ack(popped);
-        eventually(PATIENCE, async || self.waiting("WITH locked AS %").await == 1).await;
+        eventually(PATIENCE, async || self.db.lock_waits("WITH locked AS %").await == 1).await;
         (lock, acking)
-    }
-
-    /// Statements like this one that wait for a lock.
-    async fn waiting(&self, like: &str) -> i64 {
-        let sql = "SELECT count(*) FROM pg_stat_activity
-                    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1";
-        sqlx::query_scalar(sql).bind(like).fetch_one(&self.db.pool).await.unwrap()
     }
 
     /// Waits until this many advances wait behind the flush in flight.
@@ -217,10 +210,10 @@ async fn a_locked_cursor_holds_up_its_own_acks_only() {
     let names: Vec<String> = (0..LOCKED).map(name).collect();
     sqlx::query(sql).bind(names).fetch_all(&mut *lock).await.unwrap();
     let acking: Vec<Acking> = held.iter().map(|popped| stand.ack(popped)).collect();
-    eventually(PATIENCE, async || stand.waiting("%").await == 3).await;
+    eventually(PATIENCE, async || stand.db.lock_waits("%").await == 3).await;
     assert!(all_done(&stand.ack(&free).await.unwrap()));
     stand.client.push_ids("q", "p0", ["another"]).await;
-    assert_eq!(stand.waiting("%").await, 3, "the locks are held still");
+    assert_eq!(stand.db.lock_waits("%").await, 3, "the locks are held still");
     lock.rollback().await.unwrap();
     for acking in acking {
         assert!(all_done(&acking.await.unwrap()));

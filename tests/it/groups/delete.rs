@@ -153,12 +153,7 @@ async fn a_cursor_that_moves_under_the_deletion_goes_with_its_group() {
     let mut ack = broker.db.pool.begin().await.unwrap();
     sqlx::query("UPDATE queen.log_consumers SET committed = committed").execute(&mut *ack).await.unwrap();
     let commits = async {
-        let waiting =
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        eventually(PATIENCE, async || {
-            sqlx::query_scalar::<_, i64>(waiting).fetch_one(&broker.db.pool).await.unwrap() > 0
-        })
-        .await;
+        eventually(PATIENCE, async || broker.db.lock_waits("%").await > 0).await;
         ack.commit().await.unwrap();
     };
     let (deleted, ()) = tokio::join!(delete_group(&broker, GROUP, None, ""), commits);

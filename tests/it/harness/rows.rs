@@ -254,6 +254,13 @@ impl Database {
         sqlx::query_scalar::<_, i64>(sql).fetch_one(&self.pool).await.unwrap() == 0
     }
 
+    /// Statements like this one that wait for a lock.
+    pub async fn lock_waits(&self, like: &str) -> i64 {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1";
+        sqlx::query_scalar(sql).bind(like).fetch_one(&self.pool).await.unwrap()
+    }
+
     /// Waits until retention has made its first walk: beside one, what a test changes by hand may be listed twice.
     pub async fn walked(&self) {
         let sql = "SELECT EXISTS (SELECT FROM queen.loop_leases

@@ -30,11 +30,7 @@ async fn fused(broker: &TestBroker, bundles: Vec<Vec<Value>>) -> Vec<Value> {
         let client = client.clone();
         async move { (usize::MAX, reply(&client, &[push_op("gate", "p", &uuid::Uuid::new_v4().to_string())]).await.json()) }
     });
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
-    eventually(Duration::from_secs(10), async || {
-        sqlx::query_scalar::<_, i64>(waits).fetch_one(&broker.db.pool).await.unwrap() > 0
-    })
-    .await;
+    eventually(Duration::from_secs(10), async || broker.db.lock_waits("%").await > 0).await;
     let waiting = async || {
         let text = client.get("/metrics/prometheus").await.text;
         let line = text.lines().find_map(|line| line.strip_prefix("regent_transactions_waiting ")).map(str::to_owned);
