@@ -239,7 +239,7 @@ impl Run {
 
     /// Sends until there is a final answer: repeats the same request after a broken connection, a 5xx and a 429.
     pub async fn send(&self, connection: &mut Connection, request: &Request, timeout: Duration) -> Result<Sent> {
-        let mut sent = Sent { status: 0, tries: 0, uncertain: false };
+        let mut sent = Sent { status: 0, tries: 0, uncertain: false, answered_ms: 0 };
         let mut pause = RETRY_PAUSE_MIN;
         let mut stopped_at: Option<Instant> = None;
         loop {
@@ -260,7 +260,7 @@ impl Run {
                     bail!("the broker answered {status}: {}", brief(connection.body()));
                 }
                 Ok(Head { status, .. }) => {
-                    sent.status = status;
+                    (sent.status, sent.answered_ms) = (status, self.now_ms());
                     return Ok(sent);
                 }
                 Err(error) => {
@@ -290,6 +290,8 @@ pub struct Sent {
     pub tries: u32,
     /// Some try had no answer, or a 5xx: it may have had its effect.
     pub uncertain: bool,
+    /// When the final answer came, in milliseconds of the run.
+    pub answered_ms: u32,
 }
 
 fn brief(body: &[u8]) -> String {

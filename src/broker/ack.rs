@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use futures_util::{StreamExt, stream};
 use tokio::sync::{Mutex, Semaphore};
 
+pub mod gates;
 pub mod item;
 pub mod meter;
 pub mod outcome;
@@ -292,10 +293,10 @@ impl Inner {
             Some(serial) => Some(serial.lock().await),
             None => None,
         };
-        let settled = self.settler.settle(call, group, in_doubt).await;
-        if let Some(change) = settled.change {
-            self.note(call, group, change.group, &settled.answers);
-            self.announce(group.partition, change);
+        let announce = |change| self.announce(group.partition, change);
+        let settled = self.settler.settle(call, group, in_doubt, announce).await;
+        if let Some(id) = settled.changed {
+            self.note(call, group, id, &settled.answers);
         }
         settled.answers
     }

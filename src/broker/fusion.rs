@@ -215,8 +215,8 @@ impl FusionActor {
                 self.shard.tools.runtime.spawn(flush_batch(tools, batch, done));
                 return;
             }
-            self.shard.awake.store(false, Ordering::Release);
-            // What came after the last look and before that store did not wake anybody.
+            // A swap, not a store: what came before it and woke nobody is then seen by the look that follows.
+            self.shard.awake.swap(false, Ordering::AcqRel);
             if self.shard.outlet.is_empty() || self.shard.awake.swap(true, Ordering::AcqRel) {
                 return;
             }

@@ -30,7 +30,9 @@ pub struct Fingerprint {
 impl Fingerprint {
     /// The fingerprint of the distinct hashes among these.
     pub fn of(hashes: impl IntoIterator<Item = TransactionHash>) -> Fingerprint {
-        let mut hashes: Vec<u128> = hashes.into_iter().map(|hash| hash.0).collect();
+        let given = hashes.into_iter();
+        let mut hashes = Vec::with_capacity(given.size_hint().1.unwrap_or_default());
+        hashes.extend(given.map(|hash| hash.0));
         hashes.sort_unstable();
         hashes.dedup();
         if cfg!(feature = "planted-flaw") {

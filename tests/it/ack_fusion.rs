@@ -220,6 +220,39 @@ async fn a_locked_cursor_holds_up_its_own_acks_only() {
     }
 }
 
+/// Design §3: a seek over all cursors of one group is the business of no other, be it on the same partitions or of the same name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_groups_locked_cursors_hold_up_no_other_group() {
+    const LOCKED: usize = 8;
+    let stand = Stand::with(&[("REGENT_POOL_CHECKOUT_TIMEOUT_MS", "30000")]).await;
+    let mut held = Vec::new();
+    for partition in 0..LOCKED {
+        held.push(stand.leased(partition..partition + 1).await);
+        stand.client.push_ids("q2", &name(partition), ["m"]).await;
+    }
+    let all =
+        |queue: &str, group: &str| Pop::queue(queue).group(group).all().batch(LOCKED as i64).partitions(LOCKED as i64);
+    let neighbour = stand.client.pop(&all("q", "h")).await;
+    let namesake = stand.client.pop(&all("q2", GROUP)).await;
+    let mut lock = stand.db.pool.begin().await.unwrap();
+    let sql = "SELECT 1 FROM queen.log_consumers WHERE group_id =
+                 (SELECT g.id FROM queen.consumer_groups g JOIN queen.queues q ON q.id = g.queue_id
+                   WHERE q.name = 'q' AND g.name = $1) FOR UPDATE";
+    sqlx::query(sql).bind(GROUP).fetch_all(&mut *lock).await.unwrap();
+    let acking: Vec<Acking> = held.iter().map(|popped| stand.ack(popped)).collect();
+    eventually(PATIENCE, async || stand.db.lock_waits("%").await == 3).await;
+    for (group, popped) in [("h", &neighbour), (GROUP, &namesake)] {
+        let results = stand.client.ack(group, popped.items("failed")).await;
+        assert_eq!(results.len(), LOCKED);
+        assert!(results.iter().all(|result| result.success), "{group}: {results:?}");
+    }
+    assert_eq!(stand.db.lock_waits("%").await, 3, "the locks are held still");
+    lock.rollback().await.unwrap();
+    for acking in acking {
+        assert!(all_done(&acking.await.unwrap()));
+    }
+}
+
 /// The partition's actor leaves with each ack and comes back with each pop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_ack_misses_its_lease_however_often_the_actor_comes_and_goes() {

@@ -170,8 +170,19 @@ impl Consumer {
         self.acknowledge(claim, false).await
     }
 
+    /// Acknowledges a claim and keeps the answer, so that reading it is no part of what is measured.
+    pub async fn settle_unread(&mut self, claim: Claim) -> Result<Answered> {
+        let sent = self.send_ack(&claim, false).await?;
+        Ok(Answered { claim, sent, body: self.connection.body().to_vec() })
+    }
+
     async fn acknowledge(&mut self, claim: &mut Claim, single: bool) -> Result<()> {
-        let run = self.run.clone();
+        let sent = self.send_ack(claim, single).await?;
+        book_acks(&self.run, self.group, claim, self.connection.body(), sent)
+    }
+
+    async fn send_ack(&mut self, claim: &Claim, single: bool) -> Result<Sent> {
+        let run = &self.run;
         for_each_lane(&claim.items, |lane, last| run.ledger.ack_sent(self.group, lane, last));
         let begun = Instant::now();
         let sent = run.send(&mut self.connection, &claim.ack, ACK_TIMEOUT).await?;
@@ -179,12 +190,21 @@ impl Consumer {
             let latency = if single { &run.figures.ack_single } else { &run.figures.ack };
             latency.record(begun.elapsed());
         }
-        if sent.status == 0 {
-            for_each_lane(&claim.items, |lane, last| run.ledger.ack_ended(self.group, lane, last, AckFate::Unknown));
-            return Ok(());
-        }
-        add(&run.figures.counters.ack_calls, 1);
-        book_acks(&run, self.group, claim, self.connection.body(), sent)
+        Ok(sent)
+    }
+}
+
+/// An ack and its answer, still to be read.
+pub struct Answered {
+    claim: Claim,
+    sent: Sent,
+    body: Vec<u8>,
+}
+
+impl Answered {
+    /// Books it for the consumers of this group.
+    pub fn book(&self, run: &Run, group: usize) -> Result<()> {
+        book_acks(run, group, &self.claim, &self.body, self.sent)
     }
 }
 
@@ -229,6 +249,11 @@ pub fn for_each_lane(items: &[(u32, u32)], mut act: impl FnMut(u32, u32)) {
 }
 
 fn book_acks(run: &Run, group: usize, claim: &Claim, body: &[u8], sent: Sent) -> Result<()> {
+    if sent.status == 0 {
+        for_each_lane(&claim.items, |lane, last| run.ledger.ack_ended(group, lane, last, AckFate::Unknown));
+        return Ok(());
+    }
+    add(&run.figures.counters.ack_calls, 1);
     let answers: Vec<Acked> = serde_json::from_slice(body).context("answer of an ack")?;
     if answers.len() != claim.items.len() {
         bail!("an ack of {} items was answered with {}", claim.items.len(), answers.len());
@@ -258,7 +283,7 @@ fn book_acks(run: &Run, group: usize, claim: &Claim, body: &[u8], sent: Sent) ->
             let taken_away = text.starts_with(LEASE_GONE)
                 && !sent.uncertain
                 && run.ledger.checks_leases()
-                && run.now_ms() < claim.held_until_ms;
+                && sent.answered_ms < claim.held_until_ms;
             if taken_away || IMPOSSIBLE.iter().any(|known| text.starts_with(known)) {
                 run.ledger
                     .violation(Violation::WronglyRefused, 1, || format!("lane {lane} message {}: {text}", item.1));

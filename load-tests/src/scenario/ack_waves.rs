@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::ack::{close, empty, fill};
 use crate::engine::Bench;
-use crate::engine::consume::{Claim, Consumer, Source};
+use crate::engine::consume::{Answered, Claim, Consumer, Source};
 use crate::figures::Counts;
 use crate::report::Report;
 use crate::run::{Phase, Run};
@@ -20,6 +20,9 @@ use crate::sample::Resources;
 const EMPTY_MAX: u32 = 400;
 const EMPTY_PAUSE: Duration = Duration::from_millis(5);
 
+/// The group that pops and acknowledges.
+const GROUP: usize = 0;
+
 /// Leases of one wave, and the connections that pop and acknowledge them.
 struct Wave {
     consumers: Vec<Consumer>,
@@ -28,7 +31,7 @@ struct Wave {
 
 impl Wave {
     fn with(run: &Arc<Run>) -> Self {
-        let consumer = |number| Consumer::new(run, 0, &Source::Queue(0), number, 0, false);
+        let consumer = |number| Consumer::new(run, GROUP, &Source::Queue(0), number, 0, false);
         Self { consumers: (0..run.traffic.consumers.max(1)).map(consumer).collect(), claims: Vec::new() }
     }
 
@@ -66,25 +69,31 @@ impl Wave {
         Ok(())
     }
 
-    /// Acknowledges everything, each connection an equal share.
-    async fn settle(self) -> Result<()> {
+    /// Acknowledges everything, each connection an equal share. The answers are still to be booked.
+    async fn settle(self) -> Result<Vec<Answered>> {
         let Self { consumers, mut claims } = self;
         let share = claims.len().div_ceil(consumers.len());
-        let mut acking: JoinSet<Result<()>> = JoinSet::new();
+        let mut acking: JoinSet<Result<Vec<Answered>>> = JoinSet::new();
         for mut consumer in consumers {
-            let mut part = claims.split_off(claims.len() - share.min(claims.len()));
+            let part = claims.split_off(claims.len() - share.min(claims.len()));
             acking.spawn(async move {
-                for claim in &mut part {
-                    consumer.settle(claim).await?;
+                let mut answered = Vec::with_capacity(part.len());
+                for claim in part {
+                    answered.push(consumer.settle_unread(claim).await?);
                 }
-                Ok(())
+                Ok(answered)
             });
         }
+        let mut answered = Vec::new();
         while let Some(ended) = acking.join_next().await {
-            ended??;
+            answered.extend(ended??);
         }
-        Ok(())
+        Ok(answered)
     }
+}
+
+fn book(run: &Run, answered: &[Answered]) -> Result<()> {
+    answered.iter().try_for_each(|answered| answered.book(run, GROUP))
 }
 
 /// Measures the acks of `waves` times `messages` messages, and nothing else. The first wave has been pushed.
@@ -102,9 +111,10 @@ pub async fn acks_only(bench: &mut Bench, title: &str, run: &Arc<Run>, messages:
         let counted = run.figures.counters.snapshot();
         run.enter(Phase::Measure);
         let began = bench.sampler.cpu();
-        wave.settle().await?;
+        let answered = wave.settle().await?;
         resources.add_cpu(&began, &bench.sampler.cpu());
         run.enter(Phase::Warmup);
+        book(run, &answered)?;
         counts = counts.plus(&run.figures.counters.snapshot().since(&counted));
         resources.add_counters(bench.sampler.take(true).await.since(&before));
     }
@@ -126,7 +136,7 @@ pub async fn lease_memory(bench: &mut Bench, title: &str, run: &Arc<Run>, messag
         let rss = bench.sampler.take(false).await.broker_rss.context("the broker's memory is not known")?;
         seen.push((wave.claims.len(), rss));
     }
-    wave.settle().await?;
+    book(run, &wave.settle().await?)?;
     let (first, last) = (seen[0], seen[1]);
     let bytes = (last.1 as f64 - first.1 as f64) / (last.0 - first.0).max(1) as f64;
     let resources = bench.sampler.take(true).await.since(&before);

@@ -75,7 +75,7 @@ pub fn plan(call: &Call, ids: IdSpace) -> Plan {
                     }
                 };
                 match partition {
-                    Ok(partition) => lanes.place_of(partition, item.lease),
+                    Ok(partition) => lanes.place_of(partition, item.lease, call.items.len() - nth),
                     Err(error) => {
                         answers[nth] = Some(AckAnswer::refused(error));
                         continue;
@@ -98,13 +98,13 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Lane and place of a group, made if it is new.
-    fn place_of(&mut self, partition: PartitionId, lease: LeaseClaim) -> (usize, usize) {
-        let group = || Group { partition, lease, members: Vec::new() };
+    /// Lane and place of a group, made if it is new. The first one gets room for all that is to come.
+    fn place_of(&mut self, partition: PartitionId, lease: LeaseClaim, items: usize) -> (usize, usize) {
         if self.lanes.is_empty() {
-            self.lanes.push(vec![group()]);
+            self.lanes.push(vec![Group { partition, lease, members: Vec::with_capacity(items) }]);
             return (0, 0);
         }
+        let group = || Group { partition, lease, members: Vec::new() };
         if self.group_of.is_empty() {
             let first = &self.lanes[0][0];
             self.lane_of.insert(first.partition, 0);

@@ -3,13 +3,13 @@
 //!
 //! Nothing is locked between reading and writing; the write is guarded by everything the decision rested on, and a write
 //! that loses starts over (`store::acks`). Ids that are not in the ackable span move nothing, so they are looked for
-//! below the cursor *after* the write, newest first, without holding anything up.
+//! below the cursor *after* the write, newest first, when its effect has been announced and nothing is held any more.
 
 use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::gates::Gates;
 use super::item::{AckAnswer, AckError, Acked};
 use super::outcome::{Change, change_of, letter_of, policy_of, position_of, resolved, write_of};
 use super::plan::{Call, Group};
@@ -18,15 +18,11 @@ use crate::broker::ack_decision::{
     AckStatus, Effect, Place, ResolvedItem, Verdict, dead_letter_reason, decide, verdict,
 };
 use crate::broker::resolver::Resolver;
-use crate::ids::PartitionId;
+use crate::ids::{GroupId, PartitionId};
 use crate::store::acks::{CursorRow, CursorWrite, Guard, SpanRead};
 use crate::store::dead_letters::NewDeadLetter;
 use crate::store::{Store, StoreError, StoreResult};
 
-/// Acks of one partition take turns here, so that they do not lose writes to each other.
-const LANES: usize = 1024;
-/// Groups that share [`Settler::rooms`].
-const ROOMS: usize = 64;
 /// Lost writes in a row before the call gives up. Each means that another broker's ack on the same cursor landed.
 const ATTEMPTS_MAX: u32 = 64;
 /// Connections lost in a row while reading.
@@ -35,10 +31,12 @@ const READ_ATTEMPTS_MAX: u32 = 3;
 /// Runs groups through full hash resolution.
 pub struct Settler {
     store: Store,
-    lanes: Box<[Mutex<()>]>,
-    /// One group's acks hold half of the connections at most: while an operator moves all of its cursors, each of them waits
-    /// for a row.
-    rooms: Box<[Semaphore]>,
+    /// Acks of one group on one partition take turns here, so that they do not lose writes to each other. The group by the hash
+    /// of its name: its id is not known yet.
+    turns: Gates<(PartitionId, u64)>,
+    /// One group's writes hold half of the connections at most: while an operator moves all of its cursors, each of them waits for
+    /// a row.
+    rooms: Gates<GroupId>,
     search: Search,
     checkout_timeout: Duration,
     lookup_timeout: Duration,
@@ -49,8 +47,27 @@ pub struct Settler {
 pub struct Settled {
     /// One answer per item of the group.
     pub answers: Vec<AckAnswer>,
-    /// What was committed, if anything.
-    pub change: Option<Change>,
+    /// The cursor's group, if something was committed.
+    pub changed: Option<GroupId>,
+}
+
+/// How one round of read, decide, write ended.
+enum Attempt {
+    /// The write lost.
+    Lost,
+    /// Nothing was written.
+    Refused(AckError),
+    /// The answers are known but for the items that were not in the ackable span.
+    Written(Box<Decided>),
+}
+
+/// A decision, written.
+struct Decided {
+    row: CursorRow,
+    resolver: Resolver,
+    slots: Vec<Option<usize>>,
+    effect: Effect,
+    written: Written,
 }
 
 /// What became of a guarded write.
@@ -64,49 +81,46 @@ enum Written {
 }
 
 impl Settler {
-    /// `checkout_timeout` bounds the wait for a turn, `lookup_timeout` the search for a lost answer.
+    /// `checkout_timeout` bounds the wait for a turn and that for a room, `lookup_timeout` the search for a lost answer.
     pub fn new(store: Store, search: Search, checkout_timeout: Duration, lookup_timeout: Duration) -> Settler {
-        let room = (store.durable_max() as usize / 2).max(1);
-        let lanes = (0..LANES).map(|_| Mutex::new(())).collect();
-        let rooms = (0..ROOMS).map(|_| Semaphore::new(room)).collect();
-        Settler { store, lanes, rooms, search, checkout_timeout, lookup_timeout }
+        let (turns, rooms) = (Gates::new(1), Gates::new(store.durable_max() as usize / 2));
+        Settler { store, turns, rooms, search, checkout_timeout, lookup_timeout }
     }
 
     /// Settles one group. `in_doubt`: an advance of this very lease may have been committed unseen, so that a lease that
-    /// is gone proves nothing.
-    pub async fn settle(&self, call: &Call, group: &Group, in_doubt: bool) -> Settled {
-        let turn = async { (self.turn(group.partition).await, self.room(&call.group_name).await) };
-        let Ok(_held) = tokio::time::timeout(self.checkout_timeout, turn).await else {
+    /// is gone proves nothing. `announce` hears of what was committed, at once.
+    pub async fn settle(&self, call: &Call, group: &Group, in_doubt: bool, announce: impl FnOnce(Change)) -> Settled {
+        let turn = self.turns.pass((group.partition, xxh3_64(call.group_name.as_bytes())));
+        let Ok(turn) = tokio::time::timeout(self.checkout_timeout, turn).await else {
             return refuse(group, AckError::Pool);
         };
         for _ in 0..ATTEMPTS_MAX {
-            match self.attempt(call, group, in_doubt).await {
-                Ok(Some(settled)) => return settled,
-                Ok(None) => {}
+            let decided = match self.attempt(call, group, in_doubt).await {
+                Ok(Attempt::Lost) => continue,
+                Ok(Attempt::Refused(error)) => return refuse(group, error),
+                Ok(Attempt::Written(decided)) => decided,
                 Err(error) => return refuse(group, error_of(error)),
+            };
+            drop(turn);
+            let change = (decided.effect != Effect::Nothing).then(|| change_of(&decided.row, &decided.effect));
+            if let Some(change) = change {
+                announce(change);
             }
+            let answers = self.answers(call, group, *decided).await;
+            return Settled { answers, changed: change.map(|change| change.group) };
         }
         refuse(group, AckError::Database("too many concurrent acks of one partition".into()))
     }
 
-    async fn turn(&self, partition: PartitionId) -> MutexGuard<'_, ()> {
-        self.lanes[(partition.0 as u64 % LANES as u64) as usize].lock().await
-    }
-
-    /// `None`: closed, which it never is.
-    async fn room(&self, group: &str) -> Option<SemaphorePermit<'_>> {
-        self.rooms[(xxh3_64(group.as_bytes()) % ROOMS as u64) as usize].acquire().await.ok()
-    }
-
-    /// One round of read, decide, write. `None`: the write lost.
-    async fn attempt(&self, call: &Call, group: &Group, in_doubt: bool) -> StoreResult<Option<Settled>> {
+    /// One round of read, decide, write.
+    async fn attempt(&self, call: &Call, group: &Group, in_doubt: bool) -> StoreResult<Attempt> {
         let Some(read) = self.read(call, group).await? else {
-            return Ok(Some(refuse(group, AckError::ConsumerNotFound)));
+            return Ok(Attempt::Refused(AckError::ConsumerNotFound));
         };
         let row = &read.row;
         if !row.admits(group.lease) {
             let error = if in_doubt { AckError::FlushFailed } else { AckError::InvalidLease };
-            return Ok(Some(refuse(group, error)));
+            return Ok(Attempt::Refused(error));
         }
         let (mut resolver, slots) = Resolver::new(group.items(call).map(|item| item.transaction));
         self.search.search_span(&mut resolver, group.partition, &read).await?;
@@ -127,16 +141,25 @@ impl Settler {
 
         let written = match effect {
             Effect::Nothing => Written::Landed,
-            _ => self.write(&row.guard(group.partition), &write_of(&effect, row), letter.as_ref()).await?,
+            _ => {
+                let Ok(_room) = tokio::time::timeout(self.checkout_timeout, self.rooms.pass(row.group)).await else {
+                    return Ok(Attempt::Refused(AckError::Pool));
+                };
+                self.write(&row.guard(group.partition), &write_of(&effect, row), letter.as_ref()).await?
+            }
         };
-        if written == Written::Raced {
-            return Ok(None);
-        }
-        let below = self.search.search_below(&mut resolver, group.partition, row).await;
+        Ok(match written {
+            Written::Raced => Attempt::Lost,
+            written => Attempt::Written(Box::new(Decided { row: read.row, resolver, slots, effect, written })),
+        })
+    }
+
+    /// Looks for what is still missing, and answers.
+    async fn answers(&self, call: &Call, group: &Group, decided: Decided) -> Vec<AckAnswer> {
+        let Decided { row, mut resolver, slots, effect, written } = decided;
+        let below = self.search.search_below(&mut resolver, group.partition, &row).await;
         let items = resolved(group.items(call), &slots, &resolver);
-        let answers = answers_of(row, &effect, &items, written, below.err().map(error_of));
-        let change = (effect != Effect::Nothing).then(|| change_of(row, &effect));
-        Ok(Some(Settled { answers, change }))
+        answers_of(&row, &effect, &items, written, below.err().map(error_of))
     }
 
     /// Reading changes nothing, so a broken connection is simply replaced.
@@ -211,7 +234,7 @@ fn answers_of(
 }
 
 fn refuse(group: &Group, error: AckError) -> Settled {
-    Settled { answers: vec![AckAnswer::refused(error); group.len()], change: None }
+    Settled { answers: vec![AckAnswer::refused(error); group.len()], changed: None }
 }
 
 /// A failed read or a refused write: nothing was committed.

@@ -77,7 +77,8 @@ impl Flusher {
     }
 
     /// The statement was rolled back. Finds the row that makes it fail by halving, so that the others get through. A
-    /// conflict or timeout gets one more try as a whole; nothing waits for a locked row any more.
+    /// conflict or timeout gets one more try as a whole; nothing waits for a locked row any more. What no row of these can
+    /// be to blame for (no connection, a timeout again) ends the search: the shard must not stand still for every part in turn.
     async fn isolate(&self, rows: &[PositionalAdvance], passing: bool) -> Vec<Flushed> {
         let mut outcomes = Vec::with_capacity(rows.len());
         let mut statements = 0;
@@ -88,20 +89,37 @@ impl Flusher {
         };
         while let Some(part) = open.pop() {
             statements += 1;
-            if statements > STATEMENTS_MAX {
-                outcomes.extend(vec![Flushed::Failed; part.len()]);
-                continue;
-            }
-            match self.send(part, OnLocked::Skip).await {
-                Ok(landed) => outcomes.extend(landed_or(&landed, Flushed::Refused)),
+            let hopeless = match self.send(part, OnLocked::Skip).await {
+                Ok(landed) => {
+                    outcomes.extend(landed_or(&landed, Flushed::Refused));
+                    None
+                }
+                Err(error) if is_timeout(&error) => {
+                    outcomes.extend(vec![Flushed::Failed; part.len()]);
+                    Some(Flushed::Failed)
+                }
                 Err(StoreError::Refused { .. } | StoreError::Corrupt { .. } | StoreError::Overtaken) => {
                     match halves(part) {
                         Some((left, right)) => open.extend([right, left]),
                         None => outcomes.push(Flushed::Failed),
                     }
+                    None
                 }
-                Err(StoreError::OutcomeUnknown { .. }) => outcomes.extend(self.look_up(part).await),
-                Err(StoreError::Unavailable(_)) => outcomes.extend(vec![Flushed::NoConnection; part.len()]),
+                Err(StoreError::OutcomeUnknown { .. }) => {
+                    let found = self.look_up(part).await;
+                    let lost = found.contains(&Flushed::Failed);
+                    outcomes.extend(found);
+                    lost.then_some(Flushed::Failed)
+                }
+                Err(StoreError::Unavailable(_)) => {
+                    outcomes.extend(vec![Flushed::NoConnection; part.len()]);
+                    Some(Flushed::NoConnection)
+                }
+            };
+            let hopeless = hopeless.or((statements >= STATEMENTS_MAX).then_some(Flushed::Failed));
+            if let Some(outcome) = hopeless {
+                outcomes.resize(rows.len(), outcome);
+                break;
             }
         }
         outcomes
