@@ -220,6 +220,25 @@ async fn a_locked_cursor_holds_up_its_own_acks_only() {
     }
 }
 
+/// `spec/ack.md` §7: no row is to blame for a timeout that comes back, so no row is looked for while the shard stands still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_that_times_out_twice_is_given_up_at_once() {
+    const STATEMENTS: &str = r#"regent_db_statement_seconds_count{statement="ack flush"}"#;
+    let stand = Stand::with(&[("QUEEN_STMT_TIMEOUT_MS", "1000")]).await;
+    let (first, others) = (stand.leased(0..1).await, stand.leased(1..13).await);
+    let (lock, acking) = stand.blocked(&first).await;
+    let gathering = stand.ack(&others);
+    for results in [acking.await.unwrap(), gathering.await.unwrap()] {
+        let text = "ack flush failed; lease will expire and redeliver";
+        assert!(results.iter().all(|result| result.error.as_deref() == Some(text)), "{results:?}");
+    }
+    assert_eq!(stand.metric("regent_ack_flush_failures_total").await, 2.0);
+    // Of a shared flush the checkout is timed, too.
+    assert_eq!(stand.metric(STATEMENTS).await, 2.0 + 2.0 * 2.0, "two flushes, each sent twice");
+    lock.rollback().await.unwrap();
+    assert!(all_done(&stand.ack(&others).await.unwrap()), "their leases stand");
+}
+
 /// Design §3: a seek over all cursors of one group is the business of no other, be it on the same partitions or of the same name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_groups_locked_cursors_hold_up_no_other_group() {
