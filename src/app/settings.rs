@@ -10,7 +10,7 @@ use crate::broker::spool::SpoolSettings;
 use crate::broker::sweep_width::Pace;
 use crate::broker::transaction::TransactionSettings;
 use crate::broker::watched_queues::WatchSettings;
-use crate::config::{Config, PopAutopilot, SubscriptionMode};
+use crate::config::{Config, FusionConfig, PopAutopilot, SubscriptionMode};
 
 /// The limits and switches of the domain, from the configuration.
 pub(super) fn broker_settings(config: &Config) -> BrokerSettings {
@@ -90,10 +90,14 @@ fn retention_settings(config: &Config) -> RetentionSettings {
     }
 }
 
+// Checked at boot as the one, counted in flushes as the other.
+const _: () = assert!(FusionConfig::ACK_ROW_BYTES == crate::broker::fusion_batch::ROW_BYTES);
+
 fn ack_settings(config: &Config) -> AckSettings {
     AckSettings {
         registry: config.fusion.ack_registry,
         fusion: config.fusion.ack_fusion,
+        serial: config.fusion.ack_serial,
         registry_bytes_max: config.fusion.ack_registry_bytes_max(),
         shards: config.fusion.ack_fusion_shards,
         rows_max: config.fusion.ack_fusion_rows_max,

@@ -26,6 +26,7 @@ mod transaction;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
 
 use report::BootReport;
@@ -206,9 +207,13 @@ impl Config {
         let matches = command.try_get_matches_from_mut(line)?;
         let mut config = Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
         refuse_zeros(&documented, &matches)?;
+        if matches.value_source("ack_fusion_shards") == Some(ValueSource::DefaultValue) {
+            config.fusion.fit_default_shards(config.postgres.pool_size);
+        }
         config.resolve()?;
         config.validate()?;
-        config.report = BootReport::new(&documented, &matches, read.warnings);
+        let warnings = read.warnings.into_iter().chain(config.fusion.warnings()).collect();
+        config.report = BootReport::new(&documented, &matches, warnings);
         Ok(config)
     }
 
@@ -272,7 +277,7 @@ impl Config {
         self.postgres.validate()?;
         self.push.validate()?;
         self.pop.autopilot.validate()?;
-        self.fusion.validate()?;
+        self.fusion.validate(self.postgres.pool_size)?;
         self.transaction.validate()?;
         self.limits.validate(self.http.body_bytes_max)?;
         self.security.validate()?;

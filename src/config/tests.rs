@@ -38,7 +38,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.postgres.pool_checkout_timeout_ms, 5_000);
     assert_eq!(config.pop.timeout_ms_default, 30_000);
     assert_eq!(config.pop.subscription_mode_default, SubscriptionMode::New);
-    assert!(config.fusion.ack_registry && config.fusion.ack_fusion);
+    assert!(config.fusion.ack_registry && config.fusion.ack_fusion && !config.fusion.ack_serial);
     assert_eq!(config.fusion.ack_registry_bytes_max(), 64 << 20);
     assert_eq!(config.push.zstd_level, 3);
     assert!(config.postgres.apply_schema && config.security.encryption_key.is_none());
@@ -213,6 +213,40 @@ fn limits_that_do_not_fit_together_are_refused_by_name_and_value() {
     assert!(refusal(["--body-bytes-max", "1000000000"], []).starts_with("--request-memory-mb"));
     assert!(refusal(["--zstd-level", "20"], []).contains("must be 1 to 19"));
     assert!(refusal([], [("QUEEN_V2_FUSION_SHARDS", "257")]).contains("at most 256"));
+}
+
+#[test]
+fn no_more_ack_commits_than_connections_and_none_below_one_row() {
+    assert_eq!(
+        refusal(["--ack-fusion-shards", "25"], []),
+        "--ack-fusion-shards (QUEEN_ACK_FUSION_SHARDS) is 25: must not be above --pool-size, \
+         or not every shard could have a commit in flight"
+    );
+    assert_eq!(load(["--ack-fusion-shards", "24"], []).unwrap().fusion.ack_fusion_shards, 24);
+    assert!(refusal(["--ack-fusion-shards", "2", "--pool-size", "1"], []).contains("must not be above --pool-size"));
+    assert_eq!(env([("DB_POOL_SIZE", "1")]).fusion.ack_fusion_shards, 1, "the default gives way");
+    assert_eq!(
+        refusal([], [("REGENT_ACK_FUSION_BYTES_MAX", "43")]),
+        "--ack-fusion-bytes-max (REGENT_ACK_FUSION_BYTES_MAX) is 43: must be at least 44, or no row would fit"
+    );
+    assert_eq!(env([("REGENT_ACK_FUSION_BYTES_MAX", "44")]).fusion.ack_fusion_bytes_max, 44);
+}
+
+#[test]
+fn ack_switches_without_effect_are_named() {
+    let warnings = |args: &[&str]| {
+        let args = std::iter::once("regent").chain(args.iter().copied());
+        Config::from_parts(args, &Environment::default()).unwrap().report.warnings
+    };
+    assert_eq!(warnings(&["--ack-registry=off"]), ["--ack-fusion is without effect while --ack-registry is off"]);
+    assert!(warnings(&["--ack-registry=off", "--ack-fusion=off"]).is_empty());
+    assert!(warnings(&["--ack-fusion=off"]).is_empty());
+    let slow = "--ack-serial settles one ack at a time, which is slow";
+    assert_eq!(warnings(&["--ack-serial"]), [format!("{slow}; without effect: --ack-registry, --ack-fusion")]);
+    assert_eq!(warnings(&["--ack-serial", "--ack-registry=off"]), [format!("{slow}; without effect: --ack-fusion")]);
+    assert_eq!(warnings(&["--ack-serial", "--ack-registry=off", "--ack-fusion=off"]), [slow]);
+    assert!(env([("REGENT_ACK_SERIAL", "1")]).fusion.ack_serial);
+    assert_eq!(env([("REGENT_ACK_SERIAL", "on")]).report.changes(), ["Ack: ack_serial=true"]);
 }
 
 #[test]

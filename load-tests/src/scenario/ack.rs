@@ -28,10 +28,11 @@ const BULK_BATCH: usize = 1_000;
 const BULK_PARTITIONS: usize = 10;
 
 /// The broker's switches, by name.
-const VARIANTS: [(&str, &[(&str, &str)]); 3] = [
+const VARIANTS: [(&str, &[(&str, &str)]); 4] = [
     ("fused", &[("QUEEN_ACK_FUSION", "true"), ("QUEEN_ACK_REGISTRY", "true")]),
     ("fusion off", &[("QUEEN_ACK_FUSION", "false"), ("QUEEN_ACK_REGISTRY", "true")]),
     ("both off", &[("QUEEN_ACK_FUSION", "false"), ("QUEEN_ACK_REGISTRY", "false")]),
+    ("one at a time", &[("QUEEN_ACK_FUSION", "false"), ("QUEEN_ACK_REGISTRY", "false"), ("REGENT_ACK_SERIAL", "true")]),
 ];
 
 /// Runs it; one report per round and variant.

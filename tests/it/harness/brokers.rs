@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::{Client, Database, Proxy, panics};
 
-/// How acks are settled (`spec/ack.md` §7): the answers must be the same on all three.
+/// How acks are settled (`spec/ack.md` §7): the answers must be the same on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Road {
     /// Registry and fusion, as by default.
@@ -17,6 +17,8 @@ pub enum Road {
     RegistryOnly,
     /// Full hash resolution of every ack.
     ResolutionOnly,
+    /// The same, one at a time: what the others are measured by.
+    Serial,
 }
 
 /// A broker in this process. Dropping it stops it gracefully, and fails the test if that takes too long.
@@ -107,8 +109,9 @@ fn config(url: &str, road: Road, data_dir: &Path) -> regent::config::Config {
     config.data_dir = data_dir.to_owned();
     config.postgres.pool_size = 6;
     config.postgres.claim_pool_size = 3;
-    config.fusion.ack_registry = road != Road::ResolutionOnly;
+    config.fusion.ack_registry = matches!(road, Road::Fused | Road::RegistryOnly);
     config.fusion.ack_fusion = road == Road::Fused;
+    config.fusion.ack_serial = road == Road::Serial;
     // Every parked pop leaves its connection at once, as only a longer wait does in life.
     config.pop.rest_after_ms = 0;
     config
