@@ -19,6 +19,12 @@ pub struct Cursor {
     pub lease_left: Option<f64>,
     /// Seconds until `retryDelay` is over.
     pub held_for: Option<f64>,
+    /// Messages consumed so far, stored or derived from `committed`.
+    pub consumed: i64,
+    /// Claims of the batch that begins at `attempt_start`.
+    pub attempts: Option<i32>,
+    pub attempt_start: Option<i64>,
+    pub attempt_end: Option<i64>,
 }
 
 /// Checks that what counts down has `left` seconds of the `seconds` that it got at some moment since `asked`.
@@ -62,7 +68,8 @@ impl Database {
             "SELECT c.committed, c.batch_end, c.worker_id::text AS worker, c.batch_retry_count,
                     c.worker_id IS NOT NULL AND coalesce(c.lease_expires_at > now(), false) AS leased,
                     extract(epoch FROM c.lease_expires_at - now())::float8 AS lease_left,
-                    extract(epoch FROM c.not_before - now())::float8 AS held_for
+                    extract(epoch FROM c.not_before - now())::float8 AS held_for,
+                    coalesce(c.total_consumed, c.committed + 1) AS consumed, c.attempts, c.attempt_start, c.attempt_end
                FROM queen.log_consumers c
                JOIN queen.log_partitions p ON p.id = c.partition_id
                JOIN queen.queues q ON q.id = p.queue_id
