@@ -1,6 +1,6 @@
 //! Random histories against a model that keeps the fate of every message (I1, I4, I5): what is delivered, what every ack
-//! is answered, and the rows after each step. `histories.rs` compares the roads with each other; this one says that the
-//! story they agree on is the right one.
+//! is answered, and the rows after each step, on every road of the ack path. `histories.rs` compares the roads with each
+//! other; this one says that the story they agree on is the right one.
 //!
 //! A failure prints its seed and the shortest history that proptest finds. `REGENT_IT_SEED=<seed>` tells the same
 //! histories again, `REGENT_IT_HISTORIES=<n>` tells more.
@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
+use futures_util::future::join_all;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use reqwest::Method;
@@ -20,7 +21,7 @@ use watched::{GROUPS, PARTITIONS, Watched, name};
 pub mod model;
 pub mod watched;
 
-const HISTORIES: u32 = 120;
+const HISTORIES: u32 = 100;
 /// What the queues keep: longer than a test takes. Hashes are kept for 900 s.
 const KEPT_SECONDS: i32 = 3000;
 
@@ -308,26 +309,43 @@ impl Run<'_> {
 
 const KNOWN: [&str; 5] = [model::NO_CONSUMER, model::STALE, model::PASSED, model::UNRESOLVABLE, model::REJECTED];
 
+const ROADS: [Road; 3] = [Road::Fused, Road::RegistryOnly, Road::ResolutionOnly];
+
+/// Each history is told on every road, side by side: what agrees with the model on each agrees between them (I6).
 #[test]
-fn the_story_is_that_of_per_message_receipts() {
+fn the_story_is_that_of_per_message_receipts_on_every_road() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let broker = runtime.block_on(TestBroker::sweeping(Road::Fused));
+    let brokers = runtime.block_on(join_all(ROADS.map(TestBroker::sweeping)));
     let options = (0i32..3, prop::bool::weighted(0.3), prop::bool::weighted(0.7));
     tell(HISTORIES, &(options, prop::collection::vec(op(), 1..40)), |number, (options, ops)| {
-        let (retry_limit, holds, dead_letters) = options;
-        let model = Model::new(Options { retry_limit, holds, dead_letters }, PARTITIONS);
-        let mut run = Run { watched: Watched::new(&broker, format!("q{number}"), model), pushed: Vec::new() };
-        runtime.block_on(async {
-            let delay = if holds { 3_600_000 } else { 0 };
-            let options = json!({ "retryLimit": retry_limit, "retryDelay": delay, "dedupWindowSeconds": 0,
-                                  "deadLetterQueue": dead_letters, "dlqAfterMaxRetries": false,
-                                  "retentionEnabled": true, "retentionSeconds": KEPT_SECONDS });
-            run.broker.configure(&run.queue, options).await;
-            for op in &ops {
-                run.step(op).await?;
-            }
-            Ok(())
-        })
+        let roads = ROADS.iter().zip(&brokers).map(async |(road, broker)| {
+            let told = tell_on(broker, number, options, &ops).await;
+            told.map_err(|error| match error {
+                TestCaseError::Fail(why) => TestCaseError::fail(format!("{road:?}: {why}")),
+                rejected => rejected,
+            })
+        });
+        runtime.block_on(join_all(roads)).into_iter().collect()
     });
-    runtime.block_on(async move { drop(broker) });
+    runtime.block_on(async move { drop(brokers) });
+}
+
+/// One history on one road, beside a model of its own.
+async fn tell_on(
+    broker: &TestBroker,
+    number: u64,
+    (retry_limit, holds, dead_letters): (i32, bool, bool),
+    ops: &[Op],
+) -> Result<(), TestCaseError> {
+    let model = Model::new(Options { retry_limit, holds, dead_letters }, PARTITIONS);
+    let mut run = Run { watched: Watched::new(broker, format!("q{number}"), model), pushed: Vec::new() };
+    let delay = if holds { 3_600_000 } else { 0 };
+    let options = json!({ "retryLimit": retry_limit, "retryDelay": delay, "dedupWindowSeconds": 0,
+                          "deadLetterQueue": dead_letters, "dlqAfterMaxRetries": false,
+                          "retentionEnabled": true, "retentionSeconds": KEPT_SECONDS });
+    run.broker.configure(&run.queue, options).await;
+    for op in ops {
+        run.step(op).await?;
+    }
+    Ok(())
 }
