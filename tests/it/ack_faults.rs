@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use crate::harness::{AckResult, Broker, Database, PATIENCE, Pop, Popped, Road, TestBroker, eventually, numbered};
+use crate::harness::{
+    AckResult, Broker, BrokerProcess, Database, PATIENCE, Pop, Popped, Road, TestBroker, eventually, numbered,
+};
 use proxy::{Cut, Proxy};
 
 mod proxy;
@@ -83,6 +85,28 @@ async fn a_commit_whose_answer_was_lost_is_reported_as_failed_and_does_not_come_
         assert_eq!(stand.committed().await, 2, "{road:?}: it had been committed");
         assert!(stand.pop().await.is_empty(), "{road:?}");
         assert!(all_say(&stand.ack(&popped).await, STALE), "{road:?}");
+    }
+}
+
+/// Fused or alone, whatever becomes of it afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_whose_connection_breaks_is_counted_and_logged_once() {
+    for fusion in ["on", "off"] {
+        let db = Database::migrated().await;
+        let (proxy, url) = Proxy::before(&db.url).await;
+        let process = BrokerProcess::on_with(&url, &[("QUEEN_ACK_FUSION", fusion)]).await;
+        let client = process.client();
+        for (failures, cut) in [(1, Cut::BeforeSend), (2, Cut::BeforeAnswer)] {
+            client.push_ids("q", "p", [format!("m{failures}")]).await;
+            let popped = client.pop(&Pop::partition("q", "p").group(GROUP).all()).await;
+            proxy.next(&[cut]);
+            let results = client.ack(GROUP, popped.items("completed")).await;
+            assert_eq!(all_done(&results), cut == Cut::BeforeSend, "{results:?}");
+            let counted = client.metric("regent_ack_flush_failures_total").await;
+            assert_eq!(counted, f64::from(failures), "fusion {fusion}, {cut:?}");
+            let logged = process.log().matches("ack flush failed").count();
+            assert_eq!(logged, failures as usize, "fusion {fusion}, {cut:?}: {}", process.log());
+        }
     }
 }
 

@@ -4,12 +4,15 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use sqlx::{Postgres, Transaction};
+use tokio::net::TcpStream;
 
-use crate::harness::{AckResult, BrokerProcess, Client, Database, PATIENCE, Pop, Popped, eventually};
+use crate::harness::{AckResult, BrokerProcess, Client, Database, PATIENCE, Pop, Popped, eventually, open};
 
 const GROUP: &str = "g";
 const STALE: &str = "invalid or expired lease";
+const FLUSH_FAILED: &str = "ack flush failed; lease will expire and redeliver";
 
 /// A broker with one shard and metrics of its own.
 struct Stand {
@@ -49,18 +52,40 @@ impl Stand {
 
     /// The sum of a metric's series.
     async fn metric(&self, name: &str) -> f64 {
-        let text = self.client.get("/metrics/prometheus").await.expect(200).text;
-        let of_family = |line: &&str| line.starts_with(&format!("{name} ")) || line.starts_with(&format!("{name}{{"));
-        text.lines().filter(of_family).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        self.client.metric(name).await
     }
 
     /// Locks all cursors, has one acknowledged, and waits until that flush waits for the lock.
     async fn blocked(&self, popped: &Popped) -> (Transaction<'static, Postgres>, Acking) {
+        let lock = self.locked().await;
+        let acking = self.ack(popped);
+        self.in_flight().await;
+        (lock, acking)
+    }
+
+    /// Locks all cursors.
+    async fn locked(&self) -> Transaction<'static, Postgres> {
         let mut lock = self.db.pool.begin().await.unwrap();
         sqlx::query("LOCK TABLE queen.log_consumers IN EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
-        let acking = self.ack(popped);
+        lock
+    }
+
+    /// Waits until a flush waits for the lock.
+    async fn in_flight(&self) {
         eventually(PATIENCE, async || self.db.lock_waits("WITH locked AS %").await == 1).await;
-        (lock, acking)
+    }
+
+    /// Sends a whole ack request and leaves the answer unread.
+    async fn ask(&self, popped: &Popped) -> TcpStream {
+        let body = json!({ "consumerGroup": GROUP, "acknowledgments": popped.items("completed") }).to_string();
+        let head = "POST /api/v1/ack/batch HTTP/1.1\r\nHost: regent\r\nContent-Type: application/json\r\n";
+        let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        open(self.client.address, request.as_bytes()).await
+    }
+
+    /// Waits until this many requests are under way beside the one that asks.
+    async fn under_way(&self, count: f64) {
+        eventually(PATIENCE, async || self.metric("regent_http_requests_inflight").await == count + 1.0).await;
     }
 
     /// Waits until this many advances wait behind the flush in flight.
@@ -321,4 +346,79 @@ async fn a_full_registry_forgets_the_oldest_leases_and_their_acks_still_land() {
     assert_eq!(hit[hit.len() - 1], PER_POP as f64, "the newest are known");
     assert!(hit.is_sorted(), "in the order of their pops: {hit:?}");
     assert_eq!(stand.db.live_leases().await, 0);
+}
+
+/// I15: a client that hangs up while its ack is in flight, or waits behind one, takes nothing with it: the cursor moves,
+/// who waits for the partition hears of it, and the places of the shard are free again. Two places, twenty hang-ups.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ack_whose_client_hangs_up_lands_wakes_who_waits_and_gives_its_place_back() {
+    const ROUNDS: usize = 10;
+    let stand = Stand::with(&[("REGENT_ACK_FUSION_ROWS_MAX", "2"), ("REGENT_ACK_FUSION_QUEUE_MAX", "2")]).await;
+    let pop = |partition: usize| Pop::partition("q", &name(partition)).group(GROUP).all().batch(1).lease(600);
+    for partition in 0..2 {
+        stand.client.push_ids("q", &name(partition), (0..=ROUNDS).map(|n| format!("m{n}"))).await;
+    }
+    let mut leases = [stand.client.pop(&pop(0)).await, stand.client.pop(&pop(1)).await];
+    for round in 0..ROUNDS {
+        let waiting = [0, 1].map(|partition| {
+            let (client, pop) = (stand.client.clone(), pop(partition).wait_ms(60_000));
+            tokio::spawn(async move { client.pop(&pop).await })
+        });
+        eventually(PATIENCE, async || stand.metric("queen_parked_long_polls").await == 2.0).await;
+        let lock = stand.locked().await;
+        let in_flight = stand.ask(&leases[0]).await;
+        stand.in_flight().await;
+        let gathered = stand.ask(&leases[1]).await;
+        stand.gathered(1.0).await;
+        stand.under_way(4.0).await;
+        drop((in_flight, gathered));
+        stand.under_way(2.0).await;
+        assert_eq!(stand.committed(0).await, round as i64 - 1, "round {round}: nothing was flushed yet");
+        lock.rollback().await.unwrap();
+        let woken = tokio::time::timeout(PATIENCE, futures_util::future::join_all(waiting)).await;
+        let woken = woken.unwrap_or_else(|_| panic!("round {round}: nobody was woken"));
+        for (partition, popped) in woken.into_iter().enumerate() {
+            leases[partition] = popped.unwrap();
+            assert_eq!(leases[partition].ids(), [format!("m{}", round + 1)]);
+            assert_eq!(stand.committed(partition).await, round as i64);
+        }
+    }
+    assert_eq!(stand.metric("regent_ack_flush_rows_sum").await, 2.0 * ROUNDS as f64, "every one was fused");
+    assert_eq!(stand.metric("regent_ack_queue_depth").await, 0.0);
+}
+
+/// PostgreSQL refuses to write one row of a flush of twelve: the flush is counted and logged once, and splitting it lets
+/// the other eleven through.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_that_one_row_fails_is_split_and_counted_and_logged_once() {
+    let stand = Stand::with(&[]).await;
+    let (first, others) = (stand.leased(0..1).await, stand.leased(1..13).await);
+    let (mut lock, acking) = stand.blocked(&first).await;
+    let gathering = stand.ack(&others);
+    stand.gathered(12.0).await;
+    // With the commit that lets go: the next flush is the first to meet it.
+    for sql in [
+        "CREATE OR REPLACE FUNCTION queen.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           IF NEW.worker_id IS NULL AND (SELECT name FROM queen.log_partitions WHERE id = NEW.partition_id) = 'p7'
+           THEN RAISE EXCEPTION 'planted'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER refuse BEFORE UPDATE ON queen.log_consumers FOR EACH ROW EXECUTE FUNCTION queen.refuse()",
+    ] {
+        sqlx::query(sql).execute(&mut *lock).await.unwrap();
+    }
+    lock.commit().await.unwrap();
+    assert!(all_done(&acking.await.unwrap()));
+    let results = gathering.await.unwrap();
+    stand.db.execute("DROP FUNCTION queen.refuse() CASCADE").await;
+    for (message, result) in others.messages.iter().zip(&results) {
+        let expected = (message.partition == "p7").then_some(FLUSH_FAILED);
+        assert_eq!(result.error.as_deref(), expected, "{}", message.partition);
+    }
+    for partition in 0..13 {
+        assert_eq!(stand.committed(partition).await, if partition == 7 { -1 } else { 0 }, "{partition}");
+    }
+    assert_eq!(stand.metric("regent_ack_flush_rows_sum").await, 13.0);
+    assert_eq!(stand.metric("regent_ack_flush_rows_count").await, 2.0, "the twelve shared one flush");
+    assert_eq!(stand.metric("regent_ack_flush_failures_total").await, 1.0);
+    assert_eq!(stand.process.log().matches("ack flush failed").count(), 1, "{}", stand.process.log());
+    assert!(stand.commits(1..13).await[0] > 1, "those that are well still share commits");
 }

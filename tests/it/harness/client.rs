@@ -132,6 +132,13 @@ impl Client {
         self.post(target, body.to_string()).await
     }
 
+    /// The sum of the series of a metric. Those of a broker in this process are shared with others.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics/prometheus").await.expect(200).text;
+        let of_family = |line: &&str| line.starts_with(&format!("{name} ")) || line.starts_with(&format!("{name}{{"));
+        text.lines().filter(of_family).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
     pub async fn is_healthy(&self) -> bool {
         self.try_send(Method::GET, "/health", None).await.is_ok_and(|reply| reply.status == 200)
     }
