@@ -136,6 +136,14 @@ impl BrokerProcess {
         works_in.starts_with(&self.data.0).then(|| Pid::from_raw(pid))
     }
 
+    /// Where its own PostgreSQL listens.
+    pub fn embedded_url(&self) -> String {
+        let read = |name| std::fs::read_to_string(find(&self.data.0, name).expect("a running cluster")).unwrap();
+        let (password, state) = (read("postgres.password"), read("postmaster.pid"));
+        let port = state.lines().nth(3).expect("the port is in the fourth line").trim().to_owned();
+        format!("postgres://regent:{}@127.0.0.1:{port}/regent?sslmode=disable", password.trim())
+    }
+
     async fn healthy(&self) {
         let client = self.client();
         eventually(Duration::from_secs(40), || client.is_healthy()).await;
