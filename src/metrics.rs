@@ -144,6 +144,8 @@ metrics! {
     ACK_FLUSH_SECONDS = Histogram(SECONDS) "regent_ack_flush_seconds", "Time of one ack flush, until its outcome was known.";
     ACK_REFUSED = Counter "regent_ack_refused_total", "Positional advances that PostgreSQL refused; they took full hash resolution.";
     ACK_FLUSH_FAILURES = Counter "regent_ack_flush_failures_total", "Ack flushes whose statement failed.";
+    ACK_INFLIGHT_BYTES = Gauge "regent_ack_inflight_bytes", "Bytes of ack calls under way, as admission counts them.";
+    ACK_INFLIGHT_BYTES_MAX = Gauge "regent_ack_inflight_bytes_max", "Bytes of ack calls under way past which acks answer pool.";
     ACK_QUEUE_DEPTH = Gauge "regent_ack_queue_depth", "Positional advances that wait for a flush.";
     ACK_ACTORS = Gauge "regent_ack_partition_actors", "Partitions with a lease in the registry of this broker.";
     ACK_REGISTRY_BYTES = Gauge "regent_ack_registry_bytes", "Memory of the lease registry.";

@@ -103,6 +103,7 @@ fn ack_settings(config: &Config) -> AckSettings {
         rows_max: config.fusion.ack_fusion_rows_max,
         bytes_max: config.fusion.ack_fusion_bytes_max,
         queue_rows_max: config.fusion.ack_fusion_queue_max,
+        inflight_bytes_max: config.limits.request_bytes_max(),
         checkout_timeout: Duration::from_millis(config.postgres.pool_checkout_timeout_ms),
         // The server cancels before; this is for one that never answers.
         flush_timeout: Duration::from_millis(config.postgres.statement_timeout_ms.saturating_add(5_000)),

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 pub mod gates;
 pub mod item;
@@ -52,6 +52,10 @@ use settle::Settler;
 const LANES_PER_CALL_MAX: usize = 1024;
 /// Groups of one call in full resolution at once: one call must not take the whole pool.
 const RESOLVED_PER_CALL_MAX: usize = 16;
+/// What an item holds in memory while it is under way: itself, its part of the body, its answer.
+const ITEM_BYTES: usize = 256;
+/// Admission counts in these.
+const ADMISSION_UNIT_BYTES: usize = 1024;
 /// Longest wait for the last flushes at shutdown.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -69,6 +73,9 @@ struct Inner {
     /// The lease registry, unless it is switched off.
     home: Option<Arc<Home>>,
     closing: AtomicBool,
+    /// Memory of the calls under way, in units: a client that hangs up leaves its call behind.
+    admission: Arc<Semaphore>,
+    admission_units: usize,
     /// Held by the one group that is under way, in serial mode.
     serial: Option<Mutex<()>>,
     listener: Arc<dyn ReleaseListener>,
@@ -106,6 +113,7 @@ impl AckPipeline {
             .flatten();
         let search = Search::new(store.clone());
         let settler = Settler::new(store.clone(), search.clone(), settings.checkout_timeout, settings.lookup_timeout);
+        let admission_units = (settings.inflight_bytes_max / ADMISSION_UNIT_BYTES).max(1);
         let inner = Inner {
             store,
             settler,
@@ -113,6 +121,8 @@ impl AckPipeline {
             flusher,
             home,
             closing: AtomicBool::new(false),
+            admission: Arc::new(Semaphore::new(admission_units)),
+            admission_units,
             serial: settings.serial.then(|| Mutex::new(())),
             listener,
             meter,
@@ -124,16 +134,30 @@ impl AckPipeline {
 
     /// Acknowledges. One answer per item, in request order; errors are per item, never of the call (I5).
     ///
-    /// The work goes on if the caller stops waiting, so that whoever waits for a released lease hears of it (I15).
+    /// The work goes on if the caller stops waiting, so that whoever waits for a released lease hears of it (I15). Past the bound
+    /// on the memory of all calls under way every item answers `pool`.
     pub async fn ack(&self, group_name: &str, items: Vec<AckItem>) -> Vec<AckAnswer> {
         let count = items.len();
+        let Some(admitted) = self.inner.admit(&items) else {
+            return vec![AckAnswer::refused(AckError::Pool); count];
+        };
         let call = Call { group_name: group_name.into(), items };
         let inner = self.inner.clone();
-        let work = Persistent::new(spans::carried(async move { inner.run(call).await }));
+        let work = Persistent::new(spans::carried(async move {
+            let _admitted = admitted;
+            inner.run(call).await
+        }));
         work.await.unwrap_or_else(|error| {
             tracing::error!(%error, "an ack call was aborted");
             vec![AckAnswer::refused(AckError::FlushFailed); count]
         })
+    }
+
+    /// Bytes of the calls under way, and the bound past which they are refused.
+    pub fn inflight_bytes(&self) -> (usize, usize) {
+        let units = self.inner.admission_units;
+        let used = units.saturating_sub(self.inner.admission.available_permits());
+        (used * ADMISSION_UNIT_BYTES, units * ADMISSION_UNIT_BYTES)
     }
 
     /// Whether granted leases are wanted here: without, their fingerprints need not be made.
@@ -233,6 +257,12 @@ fn start_home(
 }
 
 impl Inner {
+    fn admit(&self, items: &[AckItem]) -> Option<OwnedSemaphorePermit> {
+        let reasons: usize = items.iter().filter_map(|item| item.reason.as_ref()).map(|reason| reason.len()).sum();
+        let units = (items.len() * ITEM_BYTES + reasons).div_ceil(ADMISSION_UNIT_BYTES);
+        self.admission.clone().try_acquire_many_owned(units.clamp(1, self.admission_units) as u32).ok()
+    }
+
     async fn run(&self, call: Call) -> Vec<AckAnswer> {
         let plan = plan::plan(&call, self.store.ids());
         let mut answers = plan.answers;

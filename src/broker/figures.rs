@@ -17,6 +17,10 @@ pub struct Figures {
     pub push_bytes: usize,
     /// Bytes past which pushes are refused.
     pub push_bytes_max: usize,
+    /// Bytes of ack calls under way.
+    pub ack_bytes: usize,
+    /// Bytes past which acks answer `pool`.
+    pub ack_bytes_max: usize,
     /// Memory of recent transaction ids, in bytes.
     pub dedup_bytes: usize,
     /// Transactions that wait for a lane.
@@ -57,11 +61,14 @@ impl Broker {
         let (connections, connections_idle) = self.store.pool_size();
         let (ready_entries, ready_groups, ready_deadlines) = self.ready.size();
         let (push_bytes, push_bytes_max) = self.push.inflight_bytes();
+        let (ack_bytes, ack_bytes_max) = self.ack.inflight_bytes();
         let parking = &self.pop.parking;
         Figures {
             pushed: meter::PUSHED.load(Ordering::Relaxed),
             push_bytes,
             push_bytes_max,
+            ack_bytes,
+            ack_bytes_max,
             dedup_bytes: self.dedup.used(),
             transactions_waiting: self.transactions.lanes().waiting(),
             pops_parked: parking.parked(),
@@ -89,6 +96,8 @@ impl Figures {
         for (name, value) in [
             (names::PUSH_INFLIGHT_BYTES, self.push_bytes),
             (names::PUSH_INFLIGHT_BYTES_MAX, self.push_bytes_max),
+            (names::ACK_INFLIGHT_BYTES, self.ack_bytes),
+            (names::ACK_INFLIGHT_BYTES_MAX, self.ack_bytes_max),
             (names::DEDUP_MEMORY_BYTES, self.dedup_bytes),
             (names::TRANSACTIONS_WAITING, self.transactions_waiting),
             (names::PARKED_LONG_POLLS, self.pops_parked),

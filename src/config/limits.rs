@@ -12,7 +12,8 @@ pub struct LimitsConfig {
     #[arg(long, env = "REGENT_REQUESTS_WAITING_MAX", value_name = "N", default_value_t = 8_192)]
     pub requests_waiting_max: usize,
 
-    /// Memory for the bodies of requests that work or wait, in MiB; beyond it they are answered with 429
+    /// Memory for the bodies of pushes that work or wait, and as much for acks, in MiB; beyond it a push is answered with 429, an
+    /// ack with an error per item
     #[arg(long = "request-memory-mb", env = "REGENT_REQUEST_MEMORY_MB", value_name = "MIB", default_value_t = 512)]
     pub request_mib_max: usize,
 }

@@ -264,6 +264,37 @@ async fn a_flush_that_times_out_twice_is_given_up_at_once() {
     assert!(all_done(&stand.ack(&others).await.unwrap()), "their leases stand");
 }
 
+/// Design §6: what waits is bounded in memory, whether or not its client still waits for it. README ruling 5: acks say so per item.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acks_past_the_memory_for_requests_answer_pool() {
+    // A kilobyte for four items.
+    let small = [
+        ("REGENT_REQUEST_MEMORY_MB", "1"),
+        ("QUEEN_MAX_BODY_BYTES", "1048576"),
+        ("REGENT_PUSH_FUSION_BYTES_MAX", "1048576"),
+    ];
+    let stand = Stand::with(&small).await;
+    let (first, other) = (stand.leased(0..1).await, stand.leased(1..2).await);
+    let (lock, acking) = stand.blocked(&first).await;
+    let many = |count: usize| {
+        let (client, items) = (stand.client.clone(), vec![other.items("completed")[0].clone(); count]);
+        tokio::spawn(async move { client.ack(GROUP, items).await })
+    };
+    let waiting = [many(2_000), many(2_000)];
+    let under_way = f64::from(1024 * (1 + 500 + 500));
+    eventually(PATIENCE, async || stand.metric("regent_ack_inflight_bytes").await == under_way).await;
+    let refused = many(100).await.unwrap();
+    assert_eq!(refused.len(), 100);
+    assert!(refused.iter().all(|result| result.error.as_deref() == Some("pool")), "{refused:?}");
+    assert_eq!(stand.committed(1).await, -1, "the flush is held up still");
+    lock.rollback().await.unwrap();
+    assert!(all_done(&acking.await.unwrap()));
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap().len(), 2_000);
+    }
+    assert_eq!(stand.metric("regent_ack_inflight_bytes").await, 0.0);
+}
+
 /// Design §3: a seek over all cursors of one group is the business of no other, be it on the same partitions or of the same name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_groups_locked_cursors_hold_up_no_other_group() {

@@ -24,6 +24,8 @@ pub struct AckSettings {
     pub bytes_max: usize,
     /// Advances that one shard holds; past it callers wait, up to `checkout_timeout`.
     pub queue_rows_max: usize,
+    /// Memory of the calls under way; past it their items answer `pool`.
+    pub inflight_bytes_max: usize,
     /// Longest wait for a place or a turn; then the items answer `pool`.
     pub checkout_timeout: Duration,
     /// Longest wait for the answer to a flush.
@@ -44,6 +46,7 @@ impl Default for AckSettings {
             rows_max: 1000,
             bytes_max: 1 << 20,
             queue_rows_max: 8192,
+            inflight_bytes_max: 256 << 20,
             checkout_timeout: Duration::from_secs(5),
             flush_timeout: Duration::from_secs(40),
             lookup_timeout: Duration::from_secs(2),
