@@ -181,7 +181,8 @@ async fn two_acks_of_one_lease_at_once_land_once() {
     }
 }
 
-/// Twelve partitions in one call; PostgreSQL refuses to write the row of one of them.
+/// Twelve partitions in one call; PostgreSQL refuses to write the row of one of them. `ack_fusion.rs` has the same with
+/// all twelve in one flush for certain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_cannot_be_written_fails_alone() {
     for road in ROADS {
