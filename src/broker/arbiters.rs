@@ -14,8 +14,8 @@ pub struct Arbiters {
     system: System,
 }
 
-/// Without I/O: a thread that waits on a condition is woken for half of what one costs that waits on `epoll`, and every ack
-/// wakes one.
+/// Without I/O, which actors never do: every ack wakes one of these threads, and one that waits on a condition is woken
+/// without a write to an event file.
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_time().build()
 }
