@@ -79,7 +79,7 @@ pub(super) fn servers(cluster: &Path) -> Vec<i32> {
         .filter(|pid| {
             let process = Path::new("/proc").join(pid.to_string());
             fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == cluster)
-                && fs::read(process.join("cmdline")).is_ok_and(|command| is_server(&command))
+                && fs::read(process.join("cmdline")).is_ok_and(|command| is_server(&command) || is_dying(&command))
         })
         .collect()
 }
@@ -102,6 +102,13 @@ fn is_server(command: &[u8]) -> bool {
     let first = command.split(|byte| *byte == 0 || *byte == b' ').next().unwrap_or_default();
     let name = first.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     matches!(name.strip_suffix(b":").unwrap_or(name), b"postgres" | b"postmaster")
+}
+
+/// A process that is being taken down has no command line any more, but may hold the shared memory for some milliseconds yet: a
+/// server started now would find it in use.
+#[cfg(target_os = "linux")]
+fn is_dying(command: &[u8]) -> bool {
+    command.is_empty()
 }
 
 #[cfg(all(test, target_os = "linux"))]
