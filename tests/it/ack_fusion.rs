@@ -254,8 +254,7 @@ async fn a_flush_that_times_out_twice_is_given_up_at_once() {
     let (lock, acking) = stand.blocked(&first).await;
     let gathering = stand.ack(&others);
     for results in [acking.await.unwrap(), gathering.await.unwrap()] {
-        let text = "ack flush failed; lease will expire and redeliver";
-        assert!(results.iter().all(|result| result.error.as_deref() == Some(text)), "{results:?}");
+        assert!(results.iter().all(|result| result.error.as_deref() == Some(FLUSH_FAILED)), "{results:?}");
     }
     assert_eq!(stand.metric("regent_ack_flush_failures_total").await, 2.0);
     // Of a shared flush the checkout is timed, too.
